@@ -3,9 +3,9 @@
 // usage: regions models FIRST LAST     the random models of the tests with these seeds: for each way to checkpoint, in
 //                                      how many losses, gradients and buffers have plain training's bits, and peaks
 //                                      over plain training's
-//        regions times                 CPU seconds of a step, plain and checkpointed: an LSTM of 1,000 cells, and an
-//        MLP
-//                                      in BF16. benchmarks/peers/regions.py does the same with PyTorch's checkpoint
+//        regions times                 CPU seconds of a step, plain and checkpointed: an LSTM of 1,000 cells, and
+//                                      an MLP in BF16. benchmarks/peers/regions.py does the same with PyTorch's
+//                                      checkpoint
 //
 // One thread.
 

@@ -47,7 +47,7 @@ Tensor part_in_fp32(Model& model, Tensor x) {
 }
 
 Tensor checkpointed(Model& model, Tensor x) {
-  return snug::checkpoint([model](Tensor h) mutable { return model->forward(h); }, x);
+  return snug::checkpoint([&](Tensor h) { return model->forward(h); }, x);
 }
 
 Tensor in_segments(Model& model, Tensor x) { return snug::checkpoint_sequential(model, /*segments=*/2, x); }

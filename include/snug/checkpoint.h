@@ -27,10 +27,10 @@ enum class Keep {
   Offload,    ///< kept as SaveOnHost with default options keeps a tensor
 };
 
-/// Chooses the treatment of each operator's result in the forward. The argument is the operator's name without
-/// overload, such as "aten::mm". The policy sees the operators below autograd: a linear layer is aten::addmm, or
-/// aten::mm and aten::add_; attention is a single operator, with a different name on each device. Views, results of
-/// in-place operators and casts are always recomputed, whatever the policy says.
+/// Chooses the treatment of the result of each operator that reads a tensor with a gradient. The argument is the
+/// operator's name without overload, such as "aten::mm". The policy sees the operators below autograd: a linear layer
+/// is aten::addmm, or aten::mm and aten::add_; attention is a single operator, with a different name on each device.
+/// Casts are always recomputed. Views and writes in place go with the memory that they view or write.
 using CheckpointPolicy = std::function<Keep(std::string_view operator_name)>;
 
 Keep save_matmuls(std::string_view operator_name);    ///< saves matrix products and convolutions
@@ -61,10 +61,17 @@ class [[nodiscard]] CheckpointScope final {
 
 /// Calls `fn(args...)`, or `fn->forward(args...)` if `fn` is a module's holder, once, and returns the result. Nothing
 /// that `fn` saves for backward is kept. In backward the operators that made it run again, as recorded: with the same
-/// operands, random numbers and autocast state. The rest of `fn` does not run again.
+/// operands, random numbers and autocast state. The rest of `fn` does not run again. Works with retain_graph,
+/// create_graph, torch::autograd::grad, nested regions, and modules used several times.
 /// - Kept until backward: what `fn` takes from outside (an enclosing region drops it); results that the policy chooses;
 ///   results of operators that cannot run again (collectives, operators on sparse or lent memory, dropout of recurrent
-///   layers on a GPU); values without a gradient that operators with a gradient read, unless they are random numbers.
+///   layers on a GPU, random operators of other libraries that take no generator); values without a gradient that
+///   operators with a gradient read, and values that a custom function (torch::autograd::Function) computes, unless
+///   they are random numbers.
+/// - Random numbers: each random operator draws again from a copy of its generator, and other threads may draw at any
+///   time. Exception: LibTorch's operators that take no generator (native_dropout, fused attention with dropout on a
+///   GPU) draw from the default generator, set back while the operator runs. A draw of another thread at that moment
+///   repeats numbers.
 /// - Written in place: anything. Memory from outside that the region reads and then writes is copied before the write.
 /// - Written through a pointer: memory made by operators that read no values (torch::zeros), and values without a
 ///   gradient. A custom function that writes anything else calls mark_dirty, as autograd asks.

@@ -13,6 +13,7 @@
 #include "snug/checkpoint.h"
 #include "snug/extra/reversible.h"
 #include "snug/offload.h"
+#include "snug/sliced.h"
 
 namespace snug::cli {
 namespace {
@@ -56,8 +57,8 @@ Layer reversible_in_pairs(const Layers& halves) {
   };
 }
 
-// A block without the block's shortcut. BatchNorm has no running statistics, because the second run in backward moves
-// running statistics again.
+// A block without the block's shortcut. BatchNorm has no running statistics, which ReversibleSequential refuses in
+// modules.
 Layer branch_of(const ResNetBlock& block) {
   return [branch = block->branch](Tensor x) mutable {
     for (auto& layer : *branch) {

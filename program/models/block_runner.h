@@ -9,8 +9,8 @@
 
 namespace snug {
 
-/// Called once per block, in order. A runner must return the result of block(x), computed in any way: now, or once more
-/// in backward. A runner may keep `block`: the function owns everything necessary.
+/// Called once per block, in order. A runner must return the result of block(x), computed in any way. A runner may keep
+/// `block`: the function owns everything necessary.
 using BlockRunner = std::function<at::Tensor(const std::function<at::Tensor(at::Tensor)>& block, at::Tensor x)>;
 
 }  // namespace snug

@@ -1,6 +1,6 @@
 #pragma once
 // Whether a tensor still has the value of an earlier moment. This header is the only definition of "the same value",
-// for checkpoints, kept results, offload and the tape.
+// for the tape and for offload.
 //
 // Problem: code that keeps a tensor's memory, or a copy of a tensor, must detect a write to the tensor in the meantime.
 // Options: compare the bytes, or compare counts of writes. Bytes would have to be copied or hashed for each save.

@@ -167,15 +167,6 @@ void RandomDraw::run(const c10::OperatorHandle& op, Stack& stack, Kernel kernel)
   before = std::move(copy);
 }
 
-at::Generator copy_of_programs_generator(const c10::OperatorHandle& op, const Stack& stack) {
-  at::Generator program = programs_generator(op, stack);
-  if (!program.defined()) {
-    return program;
-  }
-  const std::lock_guard lock(program.mutex());
-  return program.clone();
-}
-
 bool draws_the_same_again(const c10::OperatorHandle& op) { return is_torchs_own(op) || taker_of(op).op.has_value(); }
 
 }  // namespace snug::detail

@@ -29,9 +29,6 @@ struct RandomDraw {
   void run(const c10::OperatorHandle& op, torch::jit::Stack& stack, Kernel kernel);
 };
 
-/// A copy of the generator from which the operator draws by itself. Undefined if the device has no generator.
-at::Generator copy_of_programs_generator(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-
 /// Whether an operator repeats its results from the same operands and RandomDraw::from. True for LibTorch's operators
 /// and for operators with a generator argument. Other operators may draw from elsewhere.
 bool draws_the_same_again(const c10::OperatorHandle& op);

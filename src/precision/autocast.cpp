@@ -1,16 +1,12 @@
 #include "snug/autocast.h"
 
-#include <algorithm>
-
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "snug/core.h"
-#include "src/precision/autocast_state.h"
 #include "src/precision/fp32_reductions.h"
 
 // LibTorch caches the 16-bit cast of a weight under the weight's identity, not the weight's version. If a weight is
@@ -79,56 +75,4 @@ void check_autocast_cache(const std::vector<at::Tensor>& weights) {
   }
 }
 
-namespace detail {
-namespace {
-
-void set(const AutocastState& state) {
-  for (const auto& [device, enabled, dtype] : state.devices) {
-    at::autocast::set_autocast_enabled(device, enabled);
-    at::autocast::set_autocast_dtype(device, dtype);
-  }
-  at::autocast::set_autocast_cache_enabled(state.cache);
-  set_fp32_reductions(state.fp32_reductions);
-  set_current_precision_regions(state.regions);
-}
-
-// The CPU and, if present, the accelerator of this machine.
-std::vector<c10::DeviceType> devices_with_autocast() {
-  std::vector<c10::DeviceType> devices{c10::DeviceType::CPU};
-  if (const auto accelerator = at::getAccelerator(); accelerator && at::autocast::is_autocast_available(*accelerator)) {
-    devices.push_back(*accelerator);
-  }
-  return devices;
-}
-
-}  // namespace
-
-AutocastState AutocastState::capture() {
-  AutocastState state;
-  for (const c10::DeviceType device : devices_with_autocast()) {
-    state.devices.push_back(
-        {device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
-  }
-  state.cache = at::autocast::is_autocast_cache_enabled();
-  state.fp32_reductions = detail::fp32_reductions();
-  state.regions = current_precision_regions();
-  return state;
-}
-
-AutocastStateScope::AutocastStateScope(const AutocastState& state) : previous_(AutocastState::capture()) {
-  set(state);
-  at::autocast::increment_nesting();
-}
-
-// In a backward pass on another thread than the thread of the region that began the pass, autocast is on, too. The
-// region will clear the cache; only the region's own thread knows the depth of nesting.
-AutocastStateScope::~AutocastStateScope() {
-  const bool is_in_region = std::ranges::any_of(previous_.devices, [](const auto& one) { return one.enabled; });
-  if (at::autocast::decrement_nesting() == 0 && !is_in_region) {
-    at::autocast::clear_cache();
-  }
-  set(previous_);
-}
-
-}  // namespace detail
 }  // namespace snug

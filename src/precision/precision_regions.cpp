@@ -16,7 +16,6 @@ void PrecisionRegions::enter(const std::string& name) {
 }
 
 PrecisionRegions* current_precision_regions() { return current_regions; }
-void set_current_precision_regions(PrecisionRegions* regions) { current_regions = regions; }
 
 PrecisionRegionsScope::PrecisionRegionsScope(PrecisionRegions* regions) : current_(current_regions, regions) {}
 

@@ -1,6 +1,6 @@
 #pragma once
 // PrecisionRegions: the regions of a step that are in FP32, and the regions that were entered. The current object
-// belongs to a thread, and goes with the autocast state into recomputations.
+// belongs to a thread.
 
 #include <set>
 #include <string>
@@ -22,7 +22,6 @@ struct PrecisionRegions {
 
 /// This thread's object, or null.
 PrecisionRegions* current_precision_regions();
-void set_current_precision_regions(PrecisionRegions* regions);
 
 /// While a PrecisionRegionsScope lives, `regions` is this thread's object.
 class [[nodiscard]] PrecisionRegionsScope final {

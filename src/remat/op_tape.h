@@ -5,15 +5,16 @@
 // Problem: backward needs the tensors that autograd saves, and a plan has memory for only some of the tensors. The
 // other tensors must come back with the same bits, from a model that was written without plans in mind.
 //
-// Options: a region of the forward pass can run again as a whole (checkpoint), for a model that is cut into regions. Or
-// single operators run again. Single operators need no cuts, and only missing results cost time.
+// Options: a function of the program runs again, as under PyTorch's checkpoint. The function runs as a whole, repeats
+// its effects, and may compute other values. Or recorded operators run again. Operators need no cuts in the model, and
+// only missing results cost time.
 //
-// Choice: single operators. A value is a (storage, version). The operator that allocates a storage makes version 0;
-// each write in place makes the next version. Views share a storage and make nothing. Of the tensors saved by autograd,
-// the tape keeps the storages named by the schedule. When backward asks for another storage, the producers of all
-// missing values run again: in program order, each producer once, on the same operands as before. A schedule can also
-// put a storage away, to disk or host memory. The storage leaves when the last tensor on the storage is gone, because
-// nobody can write to the storage any more.
+// Choice: operators. A value is a (storage, version). The operator that allocates a storage makes version 0; each write
+// in place makes the next version. Views share a storage and make nothing. Of the tensors saved by autograd, the tape
+// keeps the storages named by the schedule. When backward asks for another storage, the producers of all missing values
+// run again: in program order, each producer once, on the same operands as before. A schedule can also put a storage
+// away, to disk or host memory. The storage leaves when the last tensor on the storage is gone, because nobody can
+// write to the storage any more.
 //
 // Consequences:
 // - The tape follows the rules at the top of planner/simulator.cpp, so memory and time of a schedule are predicted
@@ -28,8 +29,8 @@
 //   tensor's write count, and the written values are not rebuilt.
 // - An operator that read memory lent by the program, as a batch in a loader's buffer (from_blob), does not run again:
 //   the owner may fill the memory again, or take the memory back.
-// - Without a schedule, the tape keeps everything saved by autograd, or nothing (drop_everything), or serves a
-//   checkpointed region (op_tape_region.cpp).
+// - This is the only code that recomputes. With a schedule, the tape serves a plan. Without a schedule, the tape keeps
+//   everything saved by autograd, or nothing (drop_everything), or serves a checkpointed region (op_tape_region.cpp).
 // - With a schedule, results stay right where operators differ from the schedule. From the first different operator on,
 //   the tape keeps everything. Before a different operator writes to the inputs of dropped results, the tape rebuilds
 //   and keeps the dropped results.

@@ -182,8 +182,7 @@ void ReversibleSequential::add(detail::ReversibleHalf f, detail::ReversibleHalf 
     for (const auto& buffer : half->module->named_buffers()) {
       if (buffer.key().ends_with("running_mean") && buffer.value().defined()) {
         throw ConfigError(fmt::format(
-            "ReversibleSequential: {}.{} has running statistics ({}), which its recomputation would move once more; "
-            "replace the BatchNorm with GroupNorm or LayerNorm",
+            "ReversibleSequential: {}.{} has running statistics ({}); replace the BatchNorm with GroupNorm or LayerNorm",
             index, name, buffer.key()));
       }
     }

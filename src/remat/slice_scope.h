@@ -24,8 +24,6 @@ class [[nodiscard]] SliceScope final {
     scope->was_asked_ = true;
     return scope->slices_;
   }
-  /// The number that ask() would return.
-  static int64_t current() { return innermost() == nullptr ? 1 : innermost()->slices_; }
 
  private:
   static SliceScope*& innermost();

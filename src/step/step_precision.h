@@ -36,7 +36,7 @@ class StepPrecision {
   const GradScaler& scaler() const { return scaler_; }
   /// The loss scale, a scalar on the device.
   at::Tensor scale();
-  /// The regions for forward and recomputation; null without a guard.
+  /// The regions for forward; null without a guard.
   PrecisionRegions* regions() { return guard_.is_on() ? &regions_ : nullptr; }
 
   /// Runs `loss_of()` under autocast.

@@ -12,7 +12,6 @@
 
 #include "snug/adamw.h"
 #include "snug/core.h"
-#include "src/precision/autocast_state.h"
 #include "tests/support/tensors.h"
 
 namespace snug::autocast_test {
@@ -322,37 +321,6 @@ TEST(CheckAutocastCache, HasNothingToSayWhereNothingIsCastOrKept) {
   }
   const Autocast autocast(kCPU, kBFloat16);
   EXPECT_NO_THROW(check_autocast_cache({integers, low, torch::ones({2}, torch::kDouble)}));
-}
-
-TEST(AutocastStateScope, SetsAWholeStateAndRestoresTheOneBefore) {
-  detail::AutocastState inside;
-  {
-    const Autocast autocast(kCPU, kHalf, {.cache = false});
-    inside = detail::AutocastState::capture();
-  }
-  const auto before = state();
-  Weight w;
-  {
-    const detail::AutocastStateScope scope(inside);
-    EXPECT_EQ(state(), std::make_tuple(true, kHalf, false));
-  }
-  EXPECT_EQ(state(), before);
-}
-
-TEST(AutocastStateScope, LeavesNoCastBehind) {
-  detail::AutocastState inside;
-  {
-    const Autocast autocast(kCPU, kBFloat16);
-    inside = detail::AutocastState::capture();
-  }
-  Weight w;
-  for (const float expected : {4.0f, 8.0f}) {
-    {
-      const detail::AutocastStateScope scope(inside);
-      EXPECT_EQ(w.product(), expected);
-    }
-    w.add_one();
-  }
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 
 #include "snug/autocast.h"
 #include "snug/checkpoint.h"
-#include "src/precision/autocast_state.h"
 #include "tests/support/tensors.h"
 
 namespace snug::fp32_reductions_test {
@@ -186,20 +185,6 @@ TEST(Fp32Reductions, AreOnInARecomputationAsInForward) {
     return testing::gradients_of(*block);
   };
   EXPECT_TRUE(same_bits(gradients(true), gradients(false)));
-}
-
-TEST(AutocastStateScope, SetsAndRestoresFp32Reductions) {
-  detail::AutocastState inside;
-  {
-    const Autocast autocast(kCPU, kBFloat16, kFull);
-    inside = detail::AutocastState::capture();
-  }
-  const Autocast autocast(kCPU, kBFloat16);
-  {
-    const detail::AutocastStateScope scope(inside);
-    EXPECT_EQ(softmax_type(), kFloat);
-  }
-  EXPECT_EQ(softmax_type(), kBFloat16);
 }
 
 }  // namespace

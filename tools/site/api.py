@@ -38,7 +38,7 @@ FILTER_PATTERNS = */c.h="sed -e '1s#^#/** @file */ #' -e 's#^/\\* #/** #'" *.h="
 PAGES = {
     "c": ("C interface", []),
     "step": ("A training step", ["stepper", "stepper_options", "step_plan", "accumulation"]),
-    "memory": ("Memory and plans", ["memory", "plan", "checkpoint", "offload", "chunked_loss", "offload_link"]),
+    "memory": ("Memory and plans", ["memory", "plan", "checkpoint", "sliced", "offload", "chunked_loss", "offload_link"]),
     "precision": ("Precision", ["precision", "autocast", "grad_scaler", "precision_guard"]),
     "optim": ("Optimizers", ["adamw", "sgd", "muon", "clip", "schedule", "step_in_backward", "fused_optimizer", "optimizer"]),
     "data": ("Data and files", ["loader", "sampler", "snapshot", "safetensors"]),

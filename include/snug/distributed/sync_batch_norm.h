@@ -21,8 +21,8 @@ namespace snug {
 
 /// [N, C, ...] -> the same shape, of 2 to 5 dimensions. Code that looks for a BatchNorm2d takes a SyncBatchNorm for a
 /// BatchNorm2d.
-/// - In training mode all ranks must call the layer, equally often and in the same order, forward and backward;
-///   recomputed checkpoints send again.
+/// - In training mode all ranks must call the layer, equally often and in the same order, forward and backward. A
+///   checkpoint keeps the received statistics and does not send again.
 /// - Every value counts alike, however many values a rank has. A rank may have no values ([0, C, ...]). Running
 ///   statistics are the same on all ranks.
 /// - Weight and bias get each rank's own share of the gradient, for DataParallel to add. A loss that is a mean over a

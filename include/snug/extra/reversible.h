@@ -40,8 +40,8 @@ struct ReversibleOptions {
 };
 
 /// Backward rebuilds the input of a half-block, runs the half-block's operators again as checkpoint() does, and goes on
-/// to the half-block before. Works with retain_graph, torch::autograd::grad,
-/// and inside checkpoint() or another ReversibleSequential.
+/// to the half-block before. Works with retain_graph, torch::autograd::grad, and inside checkpoint() or another
+/// ReversibleSequential.
 ///
 /// The rebuilt inputs differ from the original inputs by rounding: each subtraction adds an error of the size of the
 /// type's epsilon times the streams' values, and the functions before the subtraction pass the error on. Gradients are
@@ -53,7 +53,7 @@ class ReversibleSequential {
 
   /// Adds a block. `f` and `g` are modules (holders like torch::nn::Sequential), or callables that own everything they
   /// use: Tensor -> Tensor of the same shape. Throws ConfigError if `f` or `g` contains a BatchNorm with running
-  /// statistics, because running statistics would move twice a step; replace the BatchNorm with GroupNorm or LayerNorm.
+  /// statistics; replace the BatchNorm with GroupNorm or LayerNorm.
   template <class F, class G>
   ReversibleSequential& push_back(F f, G g) {
     add(half(std::move(f)), half(std::move(g)));
@@ -62,8 +62,8 @@ class ReversibleSequential {
 
   /// Cuts x into the two streams along options.dim, where its size must be even, and returns the resulting streams in
   /// the shape of x. Throws ConfigError for an odd size, for a chain without blocks, or if an F or G changes the shape.
-  /// Backward throws snug::Error if a half-block does not repeat its forward, or if a half-block is asked for while the
-  /// chain's forward is not complete and the half-block's input is gone.
+  /// Backward throws as checkpoint() says, with the name of the half-block; and snug::Error if a half-block is asked
+  /// for while the chain's forward is not complete and the half-block's input is gone.
   at::Tensor forward(const at::Tensor& x) const;
   /// The same for two separate streams of the same shape.
   std::pair<at::Tensor, at::Tensor> forward(at::Tensor a, at::Tensor b) const;
