@@ -38,9 +38,8 @@
 // - Memory from outside (arguments, parameters, buffers) is not copied, and is read again. If the region writes memory
 //   that it has read, the memory is copied before the write. The copy keeps the number of the old value, and the
 //   memory goes on under a new number.
-// - Memory from outside is kept by the policy around the region, if there is such a policy. So a region inside a
-// region,
-//   or inside a step with a plan, does not keep the outer activations.
+// - Memory from outside is kept by the policy around the region, if there is such a policy. So a region inside another
+//   region, or inside a step with a plan, does not keep the outer activations.
 // - A request in backward makes the values on the way to the requested value; each stays until backward has asked for
 //   all of the value's tensors. Values beside the way come later, so a pass may run an operator twice. Once a pass has
 //   run as many operators as the region has, the next request makes all values that are still missing.
