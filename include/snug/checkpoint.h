@@ -1,12 +1,11 @@
 #pragma once
-// checkpoint: runs a part of the forward without keeping its activations. In backward the operators of the part run
-// again. A region trades time for memory; gradients are equal to the bit.
+// checkpoint: runs a part of the forward without keeping its activations. In backward the part's operators run again. A
+// region trades time for memory; gradients are equal to the bit.
 //
 //   auto y = snug::checkpoint([&](Tensor h) { return block->forward(h); }, x);
 //   auto z = snug::checkpoint({.label = "blocks.3", .policy = snug::save_matmuls}, block, x, mask);
 //
-// A policy (selective checkpointing) chooses operators whose results the region keeps. Matrix products take most of the
-// time and make few of the bytes, so keeping their results makes recomputation nearly free.
+// A policy chooses results that the region keeps. Matrix products take most of the time and make few of the bytes.
 
 #include <functional>
 #include <map>
@@ -27,16 +26,14 @@ enum class Keep {
   Offload,    ///< kept as SaveOnHost with default options keeps a tensor
 };
 
-/// Chooses the treatment of the result of each operator that reads a tensor with a gradient. The argument is the
-/// operator's name without overload, such as "aten::mm". The policy sees the operators below autograd: a linear layer
-/// is aten::addmm, or aten::mm and aten::add_; attention is a single operator, with a different name on each device.
+/// Chooses the treatment of the result of each operator that reads a tensor with a gradient, by the operator's name
+/// without overload. A policy sees operators below autograd: a linear layer is aten::addmm, or aten::mm and aten::add_.
 /// Casts are always recomputed. Views and writes in place go with the memory that they view or write.
 using CheckpointPolicy = std::function<Keep(std::string_view operator_name)>;
 
-Keep save_matmuls(std::string_view operator_name);    ///< saves matrix products and convolutions
-Keep save_attention(std::string_view operator_name);  ///< saves fused attention
-/// Saves all results except results of elementwise operators, norms, softmax and copies, which are cheap to run again.
-Keep recompute_pointwise(std::string_view operator_name);
+Keep save_matmuls(std::string_view operator_name);         ///< saves matrix products and convolutions
+Keep save_attention(std::string_view operator_name);       ///< saves fused attention
+Keep recompute_pointwise(std::string_view operator_name);  ///< saves all but elementwise operators, norms, copies
 
 /// The treatments in `names`, else Keep::Recompute. Throws ConfigError for a name of no operator of LibTorch.
 CheckpointPolicy policy_of(std::map<std::string, Keep> names);
@@ -47,34 +44,30 @@ struct CheckpointOptions {
 };
 
 namespace detail {
-/// In gradient mode, makes the forward on this thread a region until the end of the scope.
+/// In gradient mode, the forward on this thread is a region until the end of the scope.
 class [[nodiscard]] CheckpointScope final {
  public:
   explicit CheckpointScope(CheckpointOptions options);
   ~CheckpointScope();
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<class Region> region_;
 };
 }  // namespace detail
 
-/// Calls `fn(args...)`, or `fn->forward(args...)` if `fn` is a module's holder, once, and returns the result. Nothing
-/// that `fn` saves for backward is kept. In backward the operators that made it run again, as recorded: with the same
-/// operands, random numbers and autocast state. The rest of `fn` does not run again. Works with retain_graph,
-/// create_graph, torch::autograd::grad, nested regions, and modules used several times.
+/// Calls `fn(args...)`, or `fn->forward(args...)` if `fn` is a module's holder, once, and returns the result. Tensors
+/// that `fn` saves for backward are not kept: in backward, the operators that made them run again as recorded, with the
+/// same operands, random numbers and autocast state. Works with retain_graph, create_graph and nested regions.
 /// - Kept until backward: what `fn` takes from outside (an enclosing region drops it); results that the policy chooses;
-///   results of operators that cannot run again (collectives, operators on sparse or lent memory, dropout of recurrent
-///   layers on a GPU, random operators of other libraries that take no generator); values without a gradient that
-///   operators with a gradient read, and values that a custom function (torch::autograd::Function) computes, unless
-///   they are random numbers.
-/// - Random numbers: each random operator draws again from a copy of its generator, and other threads may draw at any
-///   time. Exception: LibTorch's operators that take no generator (native_dropout, fused attention with dropout on a
-///   GPU) draw from the default generator, set back while the operator runs. A draw of another thread at that moment
-///   repeats numbers.
+///   results of operators that cannot run again (collectives; sparse or lent memory; a random state of their own);
+///   results of custom functions, and values without a gradient that operators with a gradient read, but for random
+///   ones.
+/// - Random numbers: each operator draws again from a copy of its generator. Exception: LibTorch's operators without a
+///   generator (native_dropout, fused attention with dropout on a GPU) draw from the default generator, set back for
+///   that moment, in which a draw of another thread repeats numbers.
 /// - Written in place: anything. Memory from outside that the region reads and then writes is copied before the write.
 /// - Written through a pointer: memory made by operators that read no values (torch::zeros), and values without a
-///   gradient. A custom function that writes anything else calls mark_dirty, as autograd asks.
+///   gradient that are not random. A custom function that writes anything else calls mark_dirty, as autograd asks.
 /// - Backward throws snug::Error, with the label, if memory from outside that an operator needs again was written after
 ///   the region; c10::Error, as LibTorch does, if a saved tensor was.
 template <class F, class... Args>

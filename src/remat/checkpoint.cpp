@@ -12,9 +12,9 @@
 
 namespace snug::detail {
 
-class CheckpointScope::Impl {
+class Region {
  public:
-  explicit Impl(CheckpointOptions options)
+  explicit Region(CheckpointOptions options)
       : tape_(std::make_shared<OpTape>(TapeRegion{
             .name = options.label.empty() ? "checkpoint" : "checkpoint '" + options.label + "'",
             .policy = std::move(options.policy),
@@ -23,7 +23,7 @@ class CheckpointScope::Impl {
         saved_(std::make_shared<TapePolicy>(tape_)),
         operators_(std::in_place, *tape_) {}
 
-  ~Impl() {
+  ~Region() {
     operators_.reset();
     saved_.reset();
     tape_->close();
@@ -36,7 +36,7 @@ class CheckpointScope::Impl {
 };
 
 CheckpointScope::CheckpointScope(CheckpointOptions options)
-    : impl_(c10::GradMode::is_enabled() ? std::make_unique<Impl>(std::move(options)) : nullptr) {}
+    : region_(c10::GradMode::is_enabled() ? std::make_unique<Region>(std::move(options)) : nullptr) {}
 
 CheckpointScope::~CheckpointScope() = default;
 
