@@ -1,5 +1,6 @@
 #include "snug/checkpoint.h"
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -26,7 +27,10 @@ class Region {
   ~Region() {
     operators_.reset();
     saved_.reset();
-    tape_->close();
+    try {
+      tape_->close();
+    } catch (const std::exception&) {  // backward reports a value that cannot come back
+    }
   }
 
  private:
