@@ -29,6 +29,7 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
+#include "snug/sliced.h"
 #include "src/planner/curve.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"

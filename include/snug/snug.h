@@ -30,6 +30,7 @@
 #include "snug/sampler.h"
 #include "snug/schedule.h"
 #include "snug/sgd.h"
+#include "snug/sliced.h"
 #include "snug/snapshot.h"
 #include "snug/state.h"
 #include "snug/step_in_backward.h"

@@ -13,6 +13,7 @@
 #include "snug/checkpoint.h"
 #include "snug/extra/reversible.h"
 #include "snug/offload.h"
+#include "snug/sliced.h"
 
 namespace snug::cli {
 namespace {
