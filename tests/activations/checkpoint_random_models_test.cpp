@@ -34,18 +34,14 @@ Way with(std::string name, const CheckpointOptions& options) {
 }
 
 const std::vector<Way>& ways() {
-  static const std::vector<Way> all{
-      with("checkpoint", {}),
-      with("to the end", {.early_stop = false}),
-      with("values", {.determinism = Determinism::Values}),
-      with("values to the end", {.early_stop = false, .determinism = Determinism::Values}),
-      with("save_matmuls", {.policy = save_matmuls}),
-      with("recompute_pointwise", {.policy = recompute_pointwise}),
-      with("save all", {.policy = [](std::string_view) { return Keep::Save; }}),
-      with("offload all", {.policy = [](std::string_view) { return Keep::Offload; }}),
-      {"nested", [](const Loss& loss, const Tensor& x) {
-         return checkpoint([loss](const Tensor& in) { return checkpoint(loss, in); }, x);
-       }}};
+  static const std::vector<Way> all{with("checkpoint", {}),
+                                    with("save_matmuls", {.policy = save_matmuls}),
+                                    with("recompute_pointwise", {.policy = recompute_pointwise}),
+                                    with("save all", {.policy = [](std::string_view) { return Keep::Save; }}),
+                                    with("offload all", {.policy = [](std::string_view) { return Keep::Offload; }}),
+                                    {"nested", [](const Loss& loss, const Tensor& x) {
+                                       return checkpoint([loss](const Tensor& in) { return checkpoint(loss, in); }, x);
+                                     }}};
   return all;
 }
 

@@ -77,7 +77,7 @@ struct Blocks {
     Tensor h = x;
     for (auto block : blocks) {
       auto run = [block](const Tensor& t) mutable { return block->forward(t); };
-      h = recompute ? checkpoint({.preserve_rng_state = false}, run, h) : run(h);
+      h = recompute ? checkpoint(run, h) : run(h);
     }
     return h.square().mean();
   }

@@ -10,12 +10,12 @@
 
 #include "snug/adamw.h"
 #include "snug/autocast.h"
-#include "snug/checkpoint.h"
 #include "snug/clip.h"
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/extra/batch_norm.h"
 #include "snug/plan.h"
+#include "snug/sliced.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 #include "tests/step/ranked_training.h"

@@ -10,10 +10,10 @@
 
 #include "snug/adamw.h"
 #include "snug/autocast.h"
-#include "snug/checkpoint.h"
 #include "snug/clip.h"
 #include "snug/extra/ema.h"
 #include "snug/sgd.h"
+#include "snug/sliced.h"
 #include "snug/stepper.h"
 #include "tests/support/freezing.h"
 #include "tests/support/small_models.h"

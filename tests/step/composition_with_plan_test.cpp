@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 
 #include "snug/autocast.h"
-#include "snug/checkpoint.h"
 #include "snug/core.h"
 #include "snug/memory.h"
+#include "snug/sliced.h"
 #include "snug/stepper.h"
 #include "src/planner/solution.h"
 #include "tests/support/small_models.h"

@@ -9,11 +9,11 @@
 #include <torch/torch.h>
 
 #include "snug/adamw.h"
-#include "snug/checkpoint.h"
 #include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
 #include "snug/distributed/process_group.h"
 #include "snug/memory.h"
+#include "snug/sliced.h"
 #include "snug/stepper.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"

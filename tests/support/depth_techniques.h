@@ -17,6 +17,7 @@
 #include "snug/extra/reversible.h"
 #include "snug/memory.h"
 #include "snug/offload.h"
+#include "snug/sliced.h"
 #include "tests/support/tensors.h"
 
 namespace snug::testing {
@@ -26,12 +27,11 @@ using Layer = std::function<Tensor(Tensor)>;
 /// Recomputes halves, and in these halves their halves: about log2(n) inputs are alive at a time.
 inline Tensor nested_checkpoints(const std::vector<Layer>& layers, size_t begin, size_t end, Tensor x) {
   if (end - begin == 1) {
-    return checkpoint({.preserve_rng_state = false}, layers[begin], x);
+    return checkpoint(layers[begin], x);
   }
   const size_t middle = (begin + end) / 2;
   for (const auto& [from, to] : {std::pair{begin, middle}, {middle, end}}) {
-    x = checkpoint(
-        {.preserve_rng_state = false}, [=](const Tensor& h) { return nested_checkpoints(layers, from, to, h); }, x);
+    x = checkpoint([=](const Tensor& h) { return nested_checkpoints(layers, from, to, h); }, x);
   }
   return x;
 }
@@ -59,7 +59,7 @@ inline Tensor run_plain(const Chain& chain, Tensor x) {
 }
 
 inline Tensor run_reversible(const Chain& chain, const Tensor& x) {
-  ReversibleSequential blocks({.preserve_rng_state = false});
+  ReversibleSequential blocks;
   for (const auto& [attention, mlp] : chain.halves) {
     blocks.push_back(attention, mlp);
   }
