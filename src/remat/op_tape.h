@@ -184,7 +184,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void note_asked(int storage);
   bool is_missing(int storage);
   std::vector<int> targets_with(int storage);
-  void let_go_of_sources();
+  void let_go_of_operands();
   std::string name() const { return region_ ? region_->name : "Rematerialize"; }
 
   // Streams of a device.

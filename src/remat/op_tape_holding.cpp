@@ -222,7 +222,7 @@ c10::Storage OpTape::bring(int storage) {
   if (memory) {
     meet_stream(storage, memory);
   }
-  const bool returns = region_ ? s.unasked > 0 && (s.is_offloaded || s.outside != nullptr) : goes_away(storage);
+  const bool returns = region_ ? s.outside != nullptr || (s.is_offloaded && s.unasked > 0) : goes_away(storage);
   if (memory && is_closed_ && returns) {
     s.claimed = true;
     settle(storage);

@@ -330,15 +330,16 @@ std::vector<int> OpTape::targets_with(int storage) {
   return targets;
 }
 
-// Once all that backward will ask for is in memory, no value is made again.
-void OpTape::let_go_of_sources() {
+// Once all values that backward will ask for are in memory, no operator runs again in this pass.
+void OpTape::let_go_of_operands() {
   for (int s = 0; s < std::ssize(storages_); ++s) {
-    if (!is_closed_ || keeps_graph_ || is_missing(s)) {
+    if (!is_closed_ || is_missing(s)) {
       return;
     }
   }
   for (int s = 0; s < std::ssize(storages_); ++s) {
-    if (at(s).is_source) {
+    const bool is_operand = at(s).is_source ? !keeps_graph_ : at(s).outside != nullptr;
+    if (is_operand) {
       at(s).is_source = false;
       at(s).claimed = at(s).unasked > 0;
       settle(s);

@@ -167,7 +167,7 @@ c10::Storage OpTape::rebuild(int storage) {
   as_replay([&] { replay->run(); });
   if (region_) {
     replayed_in_pass_ += replay->operators();
-    let_go_of_sources();
+    let_go_of_operands();
   }
   return replay->memory_of({storage, at(storage).last_version()});
 }

@@ -58,8 +58,7 @@ class Chain : public std::enable_shared_from_this<Chain> {
     for (const at::Tensor& stream : streams) {
       last_.emplace_back(stream.detach(), /*is_output=*/false);
     }
-    at_.reset();
-    streams_ = {};
+    give_up();
   }
 
   at::Tensor input_of(size_t i) {
@@ -74,7 +73,11 @@ class Chain : public std::enable_shared_from_this<Chain> {
       streams_[written_by(last)] = streams_[written_by(last)] - added;
       at_ = last;
     }
-    return streams_[read_by(i)];
+    const at::Tensor input = streams_[read_by(i)];
+    if (i == 0 && !last_.empty()) {
+      give_up();  // backward is complete
+    }
+    return input;
   }
 
  private:
@@ -86,6 +89,11 @@ class Chain : public std::enable_shared_from_this<Chain> {
   void move_to(size_t at, const Streams& streams) {
     at_ = at;
     streams_ = {streams[0].detach(), streams[1].detach()};
+  }
+
+  void give_up() {
+    at_.reset();
+    streams_ = {};
   }
 
   void start_from_the_end() {
