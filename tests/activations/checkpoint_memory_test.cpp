@@ -1,4 +1,5 @@
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -45,8 +46,8 @@ struct Blocks {
   Tensor plain_loss() const {
     return loss([](torch::nn::Sequential block, const Tensor& h) { return block->forward(h); });
   }
-  Tensor checkpointed_loss() const {
-    return loss([](torch::nn::Sequential block, const Tensor& h) { return checkpoint(block, h); });
+  Tensor checkpointed_loss(const CheckpointOptions& options = {}) const {
+    return loss([&](torch::nn::Sequential block, const Tensor& h) { return checkpoint(options, block, h); });
   }
   int64_t gradient_bytes() const {
     int64_t bytes = 0;
@@ -125,14 +126,54 @@ TEST(CheckpointMemory, NestedRegionsKeepLess) {
   EXPECT_EQ(meter.report().live_bytes, model.gradient_bytes() + 4);
 }
 
-TEST(CheckpointMemory, ARetainedGraphKeepsNoRecomputedTensors) {
-  const Blocks model;
-  const MemoryMeter meter;
-  const Tensor loss = model.checkpointed_loss();
-  const int64_t after_forward = meter.report().live_bytes;
-  for (int i = 0; i < 3; ++i) {
-    loss.backward({}, /*retain_graph=*/true);
-    EXPECT_EQ(meter.report().live_bytes, after_forward + model.gradient_bytes());
+TEST(CheckpointMemory, ARetainedGraphKeepsNoRecomputedTensorsAndTheLastPassKeepsNothing) {
+  for (const CheckpointOptions& options : {CheckpointOptions(), CheckpointOptions{.policy = save_matmuls}}) {
+    const Blocks model;
+    const MemoryMeter meter;
+    const Tensor loss = model.checkpointed_loss(options);
+    const int64_t after_forward = meter.report().live_bytes;
+    for (int i = 0; i < 3; ++i) {
+      loss.backward({}, /*retain_graph=*/true);
+      EXPECT_EQ(meter.report().live_bytes, after_forward + model.gradient_bytes());
+    }
+    loss.backward();
+    EXPECT_EQ(meter.report().live_bytes, model.gradient_bytes() + 4);
+  }
+}
+
+TEST(CheckpointMemory, InsideSaveOnHostARegionHoldsNoInput) {
+  const auto run = [](bool checkpointed) {
+    const Tensor x = torch::linspace(-1, 1, 4096).requires_grad_();
+    const auto body = [](const Tensor& h) { return h.exp().sin().sum(); };
+    const MemoryMeter meter;
+    Tensor loss;
+    {
+      const SaveOnHost host({.min_bytes = Bytes(1024)});
+      const Tensor input = x + 1;
+      loss = checkpointed ? checkpoint(body, input) : body(input);
+    }
+    EXPECT_EQ(meter.report().live_bytes, 4);
+    loss.backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(run(true), run(false)));
+}
+
+TEST(CheckpointMemory, ValuesThatBackwardDoesNotNeedAreNotHeld) {
+  constexpr int64_t kItems = 4096, kBytes = kItems * 4;
+  const Tensor x = torch::rand({kItems}).requires_grad_();
+  const CheckpointOptions saves_all{.policy = [](std::string_view) { return Keep::Save; }};
+  {
+    const auto body = [](const Tensor& h, const Tensor& other) { return (h + other).neg().sin().sum(); };
+    const MemoryMeter meter;
+    const Tensor loss = checkpoint(saves_all, body, x, torch::rand({kItems}));
+    EXPECT_EQ(meter.report().live_bytes, kBytes + 4) << "what goes into the sine";
+  }
+  {
+    const auto body = [](const Tensor& h) { return (h.sin() + torch::ones({kItems}).mul_(2)).sum(); };
+    const MemoryMeter meter;
+    const Tensor loss = checkpoint(body, x);
+    EXPECT_EQ(meter.report().live_bytes, 4) << "a value without a gradient, of which only the sum was needed";
   }
 }
 

@@ -1,6 +1,9 @@
 // The values that a region gives to backward are the values of the forward, whoever wrote the values.
 
+#include <algorithm>
+#include <any>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -9,6 +12,10 @@
 #include <torch/torch.h>
 
 #include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/offload.h"
+#include "src/memory/operator_mode.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
@@ -21,6 +28,26 @@ using testing::same_bits;
 using torch::Tensor;
 
 using Forward = std::function<Tensor(Tensor)>;
+
+Tensor gradient_of(const Forward& f, bool checkpointed) {
+  torch::manual_seed(1);
+  const Tensor x = torch::linspace(-1, 1, 8).requires_grad_();
+  const Tensor loss = (checkpointed ? checkpoint(f, x) : f(x)).sum();
+  for (int i = 0; i < 2; ++i) {  // other bytes in the memory that is given out next
+    const std::vector<Tensor> others{torch::full({8}, 7.0), torch::full({8}, 8.0), torch::full({8}, 9.0)};
+  }
+  return torch::autograd::grad({loss}, {x})[0];
+}
+
+void expect_plain_gradient(const Forward& f) { EXPECT_TRUE(same_bits(gradient_of(f, true), gradient_of(f, false))); }
+
+// Writes through a pointer, as a loop or a kernel of the program does.
+void fill(const Tensor& tensor) {
+  auto* const values = tensor.data_ptr<float>();
+  for (int64_t i = 0; i < tensor.numel(); ++i) {
+    values[i] = 1 + 0.5F * static_cast<float>(i);
+  }
+}
 
 // Autograd saves the noise before the kernel fills it.
 TEST(CheckpointValues, OfRReluAreThoseOfPlainTraining) {
@@ -133,6 +160,210 @@ TEST(CheckpointValues, OfFunctionsThatAskSeveralTimesAreThoseOfPlainTraining) {
     return all;
   };
   EXPECT_TRUE(same_bits(gradients(true), gradients(false)));
+}
+
+// --- writes through pointers
+
+TEST(CheckpointValues, OfMemoryThatIsFilledThroughAPointerAreThoseOfPlainTraining) {
+  const std::vector<Forward> makers{
+      [](const Tensor& h) { return torch::zeros(h.sizes()); },
+      [](const Tensor& h) { return torch::empty(h.sizes()); },
+      [](const Tensor& h) { return torch::zeros_like(h); },
+      [](const Tensor& h) { return torch::full(h.sizes(), 3.0); },
+  };
+  for (size_t i = 0; i < makers.size(); ++i) {
+    SCOPED_TRACE(i);
+    const Forward& make = makers[i];
+    expect_plain_gradient([&](const Tensor& h) {
+      const Tensor memory = make(h);
+      fill(memory);
+      return (h.exp() * memory).sin();
+    });
+    expect_plain_gradient([&](const Tensor& h) {
+      const Tensor memory = make(h);
+      memory.mul_(2);
+      fill(memory);
+      return (h.exp() * memory).sin();
+    });
+    // The first operator that uses the memory writes results of the graph.
+    expect_plain_gradient([&](const Tensor& h) {
+      const Tensor memory = make(h);
+      fill(memory);
+      memory.index_add_(0, torch::arange(4), h.exp().narrow(0, 2, 4));
+      return (memory.sum() * h.exp()).sin();
+    });
+    expect_plain_gradient([&](const Tensor& h) {
+      const Tensor memory = make(h);
+      fill(memory);
+      memory.narrow(0, 0, 4).copy_(h.exp().narrow(0, 4, 4));
+      return (memory.sum() * h.exp()).sin();
+    });
+  }
+}
+
+// Says nothing of the write, since nobody else has the clone.
+struct Clipped : torch::autograd::Function<Clipped> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    Tensor y = x.clone();
+    fill(y.narrow(0, 0, 4));
+    context->save_for_backward({y});
+    return y;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0] * context->get_saved_variables()[0]};
+  }
+};
+
+TEST(CheckpointValues, OfACloneThatACustomFunctionWritesThroughAPointerAreThoseOfPlainTraining) {
+  expect_plain_gradient([](const Tensor& h) { return Clipped::apply(h.exp()).sin(); });
+  expect_plain_gradient([](const Tensor& h) {
+    const Tensor y = Clipped::apply(h.exp());
+    return (y * y).sin() * h;
+  });
+}
+
+TEST(CheckpointValues, OfAResultWithoutAGradientThatIsWrittenThroughAPointerAfterAUseAreThoseOfPlainTraining) {
+  expect_plain_gradient([](const Tensor& h) {
+    Tensor table;
+    double sum = 0;
+    {
+      const torch::NoGradGuard no_grad;
+      table = h.cos();
+      sum = table.sum().item<double>();
+    }
+    fill(table);
+    return (h.exp() * table).sin() * sum;
+  });
+}
+
+// As a batch in the buffer of a loader, which fills the buffer again.
+TEST(CheckpointValues, OfLentMemoryAreThoseOfTheForward) {
+  std::vector<float> batch(8);
+  const auto gradient = [&](bool checkpointed) {
+    const Tensor x = torch::linspace(-1, 1, 8).requires_grad_();
+    std::fill(batch.begin(), batch.end(), 0.5F);
+    const auto f = [&](const Tensor& h) { return (h + torch::from_blob(batch.data(), {8})).exp().sin(); };
+    const Tensor loss = (checkpointed ? checkpoint(f, x) : f(x)).sum();
+    std::fill(batch.begin(), batch.end(), 7.0F);
+    return torch::autograd::grad({loss}, {x})[0];
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+// --- writes in place
+
+TEST(CheckpointValues, OfGatesThatAreComputedInPlaceAreThoseOfPlainTraining) {
+  const Tensor weight = torch::linspace(-1, 1, 8 * 24).view({8, 24});
+  expect_plain_gradient([&](const Tensor& h) {
+    const auto gates = h.view({1, 8}).mm(weight).unsafe_chunk(3, 1);
+    gates[0].sigmoid_();
+    gates[1].sigmoid_();
+    gates[2].tanh_();
+    return (gates[0] * gates[1] + gates[2]).sin();
+  });
+}
+
+using Write = std::function<void(const Tensor&)>;
+
+void expect_plain_gradient_with_writes_to_a_buffer(const Write& write) {
+  const auto run = [&](bool checkpointed) {
+    const Tensor buffer = torch::linspace(0, 1, 8).clone();
+    const Tensor gradient = gradient_of(
+        [&](const Tensor& h) {
+          Tensor y = (h + buffer).exp();
+          write(buffer);
+          y = (y + buffer).sin();
+          write(buffer);
+          write(buffer);
+          return (y + buffer).tanh();
+        },
+        checkpointed);
+    return std::vector{gradient, buffer};
+  };
+  EXPECT_TRUE(same_bits(run(true), run(false)));
+}
+
+TEST(CheckpointValues, OfABufferThatIsReadAndThenWrittenAreThoseOfTheForward) {
+  expect_plain_gradient_with_writes_to_a_buffer([](const Tensor& buffer) { buffer.mul_(2); });
+  expect_plain_gradient_with_writes_to_a_buffer([](const Tensor& buffer) { buffer.narrow(0, 2, 3).fill_(4); });
+}
+
+TEST(CheckpointValues, OfABufferThatIsReadAndThenWrittenByACollectiveAreThoseOfTheForward) {
+  expect_plain_gradient_with_writes_to_a_buffer([](const Tensor& buffer) {
+    detail::report_coming_write(buffer);  // as ProcessGroup does
+    const float first = buffer.data_ptr<float>()[0];
+    fill(buffer);
+    buffer.data_ptr<float>()[0] += first;
+    detail::report_unseen_write(buffer);
+  });
+}
+
+// --- random numbers
+
+TEST(CheckpointValues, OfADropoutMaskAreMadeAgainAndNotHeld) {
+  constexpr int64_t kItems = 1024;
+  const auto run = [](bool checkpointed) {
+    torch::manual_seed(2);
+    const Tensor x = torch::linspace(-1, 1, kItems).requires_grad_();
+    const auto f = [](const Tensor& h) { return torch::dropout(h.exp(), 0.5, /*train=*/true).exp().sum(); };
+    const MemoryMeter meter;
+    const Tensor loss = checkpointed ? checkpoint(f, x) : f(x);
+    const int64_t held = meter.report().live_bytes;
+    loss.backward();
+    return std::pair(held, x.grad());
+  };
+  const auto [held, gradient] = run(true);
+  const auto [plainly_held, expected] = run(false);
+  EXPECT_GT(plainly_held, kItems * 4);
+  EXPECT_EQ(held, 4) << "the loss";
+  EXPECT_TRUE(same_bits(gradient, expected));
+}
+
+// --- policies around the region
+
+// The input of the region is gone when backward begins.
+void expect_plain_gradient_within_any_policy(const Forward& input, const Forward& body) {
+  using Scope = std::function<std::shared_ptr<void>()>;
+  const std::vector<Scope> scopes{
+      [] { return nullptr; },
+      [] { return std::make_shared<SaveOnHost>(OffloadOptions{.min_bytes = Bytes(0)}); },
+      [] {
+        return std::make_shared<SavedTensorHooks>([](const Tensor& t) { return std::any(t.clone()); },
+                                                  [](std::any& kept) { return std::any_cast<Tensor&>(kept); });
+      },
+  };
+  const auto gradient = [&](const Forward& run, const Scope& begin) {
+    const Tensor x = torch::linspace(-1, 1, 48).view({6, 8}).requires_grad_();
+    Tensor loss;
+    {
+      const auto scope = begin();
+      loss = run(x).sum();
+    }
+    return torch::autograd::grad({loss}, {x})[0];
+  };
+  const Tensor expected = gradient([&](const Tensor& x) { return body(input(x)); }, scopes[0]);
+  const Forward region = [&](const Tensor& x) { return checkpoint(body, input(x)); };
+  const Forward nested = [&](const Tensor& x) { return checkpoint(region, x); };
+  for (size_t scope = 0; scope < scopes.size(); ++scope) {
+    SCOPED_TRACE(::testing::Message() << "scope " << scope);
+    EXPECT_TRUE(same_bits(gradient(region, scopes[scope]), expected));
+    EXPECT_TRUE(same_bits(gradient(nested, scopes[scope]), expected)) << "nested";
+  }
+}
+
+TEST(CheckpointValues, OfAPartOfALargerTensorComeBackFromAnyPolicyAroundTheRegion) {
+  const std::vector<Forward> parts{
+      [](const Tensor& whole) { return whole.narrow(0, 2, 3); },
+      [](const Tensor& whole) { return whole.select(1, 5); },
+      [](const Tensor& whole) { return whole.t().narrow(0, 1, 4); },
+      [](const Tensor& whole) { return whole.as_strided({2, 3}, {9, 2}, 7); },
+  };
+  const Forward body = [](const Tensor& h) { return (h.exp().sin() * h).tanh(); };
+  for (size_t part = 0; part < parts.size(); ++part) {
+    SCOPED_TRACE(::testing::Message() << "part " << part);
+    expect_plain_gradient_within_any_policy([&](const Tensor& x) { return parts[part](x + 1); }, body);
+  }
 }
 
 }  // namespace
