@@ -145,7 +145,9 @@ at::Tensor Chain::run(const detail::ReversibleHalf& half, std::string name, cons
     const detail::OperatorScope operators(*tape);
     tape->keep_outside(x, std::make_shared<RebuiltInput>(weak_from_this(), i));
     added = half.function(x);
-    halves_[i].added = tape->pack_result(added);
+    if (i > 0) {  // nobody asks for the streams in front of the chain
+      halves_[i].added = tape->pack_result(added);
+    }
   }
   tape->close();
   return added;

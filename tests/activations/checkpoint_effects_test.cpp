@@ -206,8 +206,10 @@ TEST(CheckpointEffects, AWriteToASparseTensorHappensOnceAndTheGradientIsThatOfPl
     const CheckpointOptions options{.policy = policy};
     Tensor outside = torch::eye(3).to_sparse();
     const auto write_outside = [&](const Tensor& h) {
-      const torch::NoGradGuard no_grad;
-      outside.mul_(2.0);
+      {
+        const torch::NoGradGuard no_grad;
+        outside.mul_(2.0);
+      }
       return h.sin().exp();
     };
     const auto gradient = [&](const Tensor& y) { return torch::autograd::grad({y.sum()}, {x})[0]; };
@@ -272,7 +274,7 @@ TEST(CheckpointEffects, ABufferThatGrowsInTheRegionIsReadAsInForward) {
   EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
-TEST(CheckpointEffects, ABufferThatHasAnotherShapeByNowIsAnErrorThatNamesTheRegion) {
+TEST(CheckpointEffects, ABufferThatHasAnotherShapeByNowIsAnErrorAsInPlainTraining) {
   const Tensor positions = torch::empty({0}, torch::kLong), table = torch::rand({16, 4}, torch::requires_grad());
   const auto region = [=](const Tensor& h) {
     Tensor out = positions;
@@ -282,8 +284,7 @@ TEST(CheckpointEffects, ABufferThatHasAnotherShapeByNowIsAnErrorThatNamesTheRegi
   };
   const Tensor first = checkpoint({.label = "short"}, region, torch::rand({3, 4}));
   checkpoint({.label = "long"}, region, torch::rand({9, 4}));
-  EXPECT_THAT(error_of<Error>([&] { first.sum().backward(); }),
-              HasSubstr("checkpoint 'short': a parameter, buffer or input was written in place after"));
+  EXPECT_THAT(error_of<c10::Error>([&] { first.sum().backward(); }), HasSubstr("modified by an inplace operation"));
 }
 
 // A nested tensor's rows have lengths of their own.

@@ -84,8 +84,8 @@ TEST(CheckpointErrors, WantOfMemoryInTheRecomputationLeavesTheThreadAsItWasAndTh
       loss = checkpoint([](const Tensor& t) { return (t.exp() * torch::rand({5})).sin().exp(); }, x).sum();
     }
     const ThreadState before;
-    const Tensor generator = generator_state();
     const auto backward = [&](testing::FailingAllocation& allocation) {
+      const Tensor generator = generator_state();
       EXPECT_TRUE(allocation.stops([&] { loss.backward({}, /*retain_graph=*/true); }));
       EXPECT_EQ(ThreadState(), before);
       EXPECT_TRUE(torch::equal(generator_state(), generator));

@@ -106,9 +106,12 @@ TEST(RandomNumbers, AreGivenOutOnceToAThreadThatDrawsAtEveryOperatorOfBackward) 
     SCOPED_TRACE(way.name);
     const Disturbed disturbed(way, f);
     const RngState before = RngState::capture();
-    DrawingThread other(DrawingThread::When::AtEveryOperator);
-    EXPECT_TRUE(same_bits(disturbed.gradient(), expected));
-    const std::vector<Tensor> numbers = other.take_numbers();
+    std::vector<Tensor> numbers;
+    {
+      DrawingThread other(DrawingThread::When::AtEveryOperator);
+      EXPECT_TRUE(same_bits(disturbed.gradient(), expected));
+      numbers = other.take_numbers();
+    }
     EXPECT_GT(numbers.size(), 0u);
     expect_all_numbers_since(before, numbers);
   }
