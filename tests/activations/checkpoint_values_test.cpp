@@ -299,6 +299,28 @@ TEST(CheckpointValues, OfABufferThatIsReadAndThenWrittenByACollectiveAreThoseOfT
   });
 }
 
+// A scratch table that is filled for each step. The addition saves no operand, so plain training does not read the
+// table again.
+TEST(CheckpointValues, OfATableThatIsFilledAgainAfterAnOperatorReadTheTableAreThoseOfTheForward) {
+  expect_plain_gradient([](const Tensor& h) {
+    const Tensor table = torch::zeros({8});
+    const Tensor y = (h + table).exp();
+    fill(table);
+    return (y + table).sin();
+  });
+}
+
+TEST(CheckpointValues, OfAnIntermediateThatIsReadAndThenWrittenByACollectiveAreThoseOfTheForward) {
+  expect_plain_gradient([](const Tensor& h) {
+    const Tensor statistics = h.detach().exp();
+    const Tensor y = (h + statistics).exp();
+    detail::report_coming_write(statistics);
+    fill(statistics);
+    detail::report_unseen_write(statistics);
+    return (y + statistics).sin();
+  });
+}
+
 // --- random numbers
 
 TEST(CheckpointValues, OfADropoutMaskAreMadeAgainAndNotHeld) {
@@ -364,6 +386,14 @@ TEST(CheckpointValues, OfAPartOfALargerTensorComeBackFromAnyPolicyAroundTheRegio
     SCOPED_TRACE(::testing::Message() << "part " << part);
     expect_plain_gradient_within_any_policy([&](const Tensor& x) { return parts[part](x + 1); }, body);
   }
+}
+
+TEST(CheckpointValues, OfAnArgumentThatTheRegionWritesComeBackFromAnyPolicyAroundTheRegion) {
+  expect_plain_gradient_within_any_policy([](const Tensor& x) { return x + 1; },
+                                          [](const Tensor& h) {
+                                            h.mul_(2);
+                                            return (h.exp() * h).sin();
+                                          });
 }
 
 }  // namespace

@@ -204,7 +204,7 @@ TEST(ReversibleSequential, RebuildsThroughHalfBlocksThatSaveNothing) {
       close({rebuilt.begin(), rebuilt.begin() + 9}, {stored.begin(), stored.begin() + 9}, 50 * bound_for(3, 0x1p-52)));
 }
 
-// Half-blocks that save nothing are run again without checkpoint().
+// Half-blocks that save nothing run again for the streams alone.
 TEST(ReversibleSequential, WritesBuffersOnceAlsoWhereBackwardSkipsAHalfBlock) {
   Both model(2);
   Tensor calls = torch::zeros({});

@@ -1,5 +1,5 @@
 #pragma once
-// Ways to run a deep chain of GPT blocks, and what each takes: the bytes at the peak, and how often a block ran.
+// Ways to run a deep chain of GPT blocks, and what each takes: the bytes at the peak, and how often a block was called.
 //
 //   const auto cost = measure(kTechniques[1], /*depth=*/24);
 
@@ -94,7 +94,7 @@ inline const std::vector<Technique>& techniques() {
 
 struct DepthCost {
   int64_t peak_bytes = 0;  ///< above the level before the step, in which all gradients are there
-  double calls = 0;        ///< of blocks, forward and backward together
+  double calls = 0;        ///< of blocks
   std::vector<Tensor> gradients;
 };
 
