@@ -40,9 +40,8 @@ CheckpointPolicy policy_of(std::map<std::string, Keep> names);
 
 struct CheckpointOptions {
   std::string label = {};        ///< names the region in errors
-  CheckpointPolicy policy = {};  ///< chooses the operators whose results are kept; empty: no operator
+  CheckpointPolicy policy = {};  ///< chooses the results that are kept; empty: no result
 };
-
 namespace detail {
 /// In gradient mode, the forward on this thread is a region until the end of the scope.
 class [[nodiscard]] CheckpointScope final {
@@ -55,9 +54,9 @@ class [[nodiscard]] CheckpointScope final {
 };
 }  // namespace detail
 
-/// Calls `fn(args...)`, or `fn->forward(args...)` if `fn` is a module's holder, once, and returns the result. Tensors
-/// that `fn` saves for backward are not kept: in backward, the operators that made them run again as recorded, with the
-/// same operands, random numbers and autocast state. Works with retain_graph, create_graph and nested regions.
+/// Calls `fn(args...)` once and returns the result; `fn` may be the holder of a module. Tensors that are saved inside
+/// for backward are not kept: in backward, the operators that made them run again as recorded, with the same operands,
+/// random numbers and autocast state. Works with retain_graph, create_graph and nested regions.
 /// - Kept until backward: what `fn` takes from outside (an enclosing region drops it); results that the policy chooses;
 ///   results of operators that cannot run again (collectives; sparse or lent memory; a random state of their own);
 ///   results of custom functions, and values without a gradient that operators with a gradient read, but for random
@@ -67,14 +66,15 @@ class [[nodiscard]] CheckpointScope final {
 ///   that moment, in which a draw of another thread repeats numbers.
 /// - Written in place: anything. Memory from outside that the region reads and then writes is copied before the write.
 /// - Written through a pointer: memory made by operators that read no values (torch::zeros), and values without a
-///   gradient that are not random. A custom function that writes anything else calls mark_dirty, as autograd asks.
+///   gradient that are not random, but not between an operator with a gradient that reads the memory and backward, as
+///   if autograd had saved the memory. A custom function that writes anything else calls mark_dirty.
 /// - Backward throws snug::Error, with the label, if memory from outside that an operator needs again was written after
 ///   the region; c10::Error, as LibTorch does, if a saved tensor was.
 template <class F, class... Args>
 decltype(auto) checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   const detail::CheckpointScope region(std::move(options));
-  if constexpr (requires { fn->forward(std::forward<Args>(args)...); }) {
-    return fn->forward(std::forward<Args>(args)...);
+  if constexpr (requires { fn.ptr()->forward(std::forward<Args>(args)...); }) {
+    return fn.ptr()->forward(std::forward<Args>(args)...);
   } else {
     return std::invoke(std::forward<F>(fn), std::forward<Args>(args)...);
   }

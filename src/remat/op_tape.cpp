@@ -281,6 +281,11 @@ void OpTape::note_write_through_pointer(int storage, const at::Tensor& tensor) {
 void OpTape::take_back_writes(const TapeOperator& record) {
   for (const plan::Value& value : record.writes) {
     at(value.storage).producers.pop_back();
+    for (WriteCount& count : at(value.storage).counts) {
+      if (!count.moved()) {
+        count.accept();  // expects no write any more
+      }
+    }
   }
   if (listener_ != nullptr) {
     listener_->after_view();

@@ -178,6 +178,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void keep_outside(int storage, const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy);
   c10::Storage from_outside(int storage);
   void copy_before_write(const at::Tensor& tensor);
+  void hold_memory_itself(int storage);
   void save_from_write_in_region(const std::vector<at::Tensor>& written);
   void forget_what_is_unneeded();
   void begin_asking();

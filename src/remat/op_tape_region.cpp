@@ -208,11 +208,12 @@ c10::Storage OpTape::from_outside(int storage) {
 void OpTape::save_from_write_in_region(const std::vector<at::Tensor>& written) {
   std::set<int> lost;
   for (const at::Tensor& tensor : written) {
-    if (const std::optional<int> known = known_number_of(tensor)) {
+    if (has_bytes(tensor) && !tensor.is_inference()) {
+      const int number = number_of(tensor);
       copy_before_write(tensor);
-      const TapeStorage& s = at(*known);
+      const TapeStorage& s = at(number);
       if (!s.is_external() && s.is_read && !s.is_rebuildable) {
-        lost.insert(*known);
+        lost.insert(number);
       }
     }
   }
@@ -223,15 +224,20 @@ void OpTape::save_from_write_in_region(const std::vector<at::Tensor>& written) {
 
 void OpTape::before_unseen_write(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
-  if (region_ && !is_closed_ && known_number_of(tensor)) {
-    copy_before_write(tensor);
+  if (region_ && !is_closed_) {
+    save_from_write_in_region({tensor});
   }
 }
 
-// Copies memory from outside that an operator has read. The copy takes over the storage's number.
+// Copies memory from outside that an operator has read. The copy takes over the storage's number. Memory from outside
+// that is written is held by the tape: a policy outside has packed the values before the write.
 void OpTape::copy_before_write(const at::Tensor& tensor) {
   const int number = number_of(tensor);
-  if (!at(number).is_external() || at(number).is_lent() || !at(number).is_read) {
+  if (!at(number).is_external() || at(number).is_lent()) {
+    return;
+  }
+  if (!at(number).is_read) {
+    hold_memory_itself(number);
     return;
   }
   c10::Storage copy;
@@ -246,7 +252,12 @@ void OpTape::copy_before_write(const at::Tensor& tensor) {
   s.outside.reset();
   s.counts.clear();
   s.holding.hold(copy);
-  add_storage(tensor, -1);
+  hold_memory_itself(add_storage(tensor, -1));
+}
+
+void OpTape::hold_memory_itself(int storage) {
+  at(storage).outside.reset();
+  settle(storage);
 }
 
 // --- the end of the region, and backward

@@ -299,17 +299,6 @@ TEST(CheckpointValues, OfABufferThatIsReadAndThenWrittenByACollectiveAreThoseOfT
   });
 }
 
-// A scratch table that is filled for each step. The addition saves no operand, so plain training does not read the
-// table again.
-TEST(CheckpointValues, OfATableThatIsFilledAgainAfterAnOperatorReadTheTableAreThoseOfTheForward) {
-  expect_plain_gradient([](const Tensor& h) {
-    const Tensor table = torch::zeros({8});
-    const Tensor y = (h + table).exp();
-    fill(table);
-    return (y + table).sin();
-  });
-}
-
 TEST(CheckpointValues, OfAnIntermediateThatIsReadAndThenWrittenByACollectiveAreThoseOfTheForward) {
   expect_plain_gradient([](const Tensor& h) {
     const Tensor statistics = h.detach().exp();
