@@ -57,17 +57,9 @@ Layer reversible_in_pairs(const Layers& halves) {
   };
 }
 
-// A block without the block's shortcut. BatchNorm has no running statistics, which ReversibleSequential refuses in
-// modules.
+// A block without the block's shortcut.
 Layer branch_of(const ResNetBlock& block) {
-  return [branch = block->branch](Tensor x) mutable {
-    for (auto& layer : *branch) {
-      const auto* norm = layer.ptr()->as<torch::nn::BatchNorm2d>();
-      x = norm != nullptr ? at::batch_norm(x, norm->weight, norm->bias, {}, {}, true, 0, norm->options.eps(), false)
-                          : layer.forward(x);
-    }
-    return x;
-  };
+  return [branch = block->branch](Tensor x) mutable { return branch->forward(std::move(x)); };
 }
 
 // A block that changes the shape stays unchanged, and so does a block without a partner.

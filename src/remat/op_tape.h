@@ -97,7 +97,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   std::any pack_result(const at::Tensor& tensor);
   /// The values of a tensor packed by pack_result().
   at::Tensor look_at(std::any& packed);
-  /// In a region: `tensor` comes from outside, and `policy` keeps the tensor. Call before the first operator.
+  /// In a region: `tensor` comes from outside, and backward gets the tensor from `policy`. Call before the first
+  /// operator.
   void keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy);
   /// Ends the forward pass. Unpacking ends the forward pass as well, except for a request from a backward pass inside
   /// the forward pass, if the schedule has the inner pass or a listener must hear of the inner pass.

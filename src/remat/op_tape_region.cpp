@@ -162,7 +162,8 @@ void OpTape::keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedT
   }
   const Replaced no_other_policy(region_->outside, std::shared_ptr<SavedTensorPolicy>());
   const int number = number_of(tensor);
-  at(number).outside = std::make_shared<KeptOutside>(KeptOutside{policy, without_memory(tensor), policy->pack(tensor)});
+  at(number).outside = std::make_shared<KeptOutside>(
+      KeptOutside{policy, without_memory(tensor), policy->pack(tensor), /*is_asked_always=*/true});
   settle(number);
 }
 
@@ -289,6 +290,9 @@ void OpTape::forget_what_is_unneeded() {
       s.is_offloaded = false;
       s.outside.reset();
       s.is_unneeded = true;
+    }
+    if (s.outside != nullptr && s.outside->is_asked_always) {
+      s.holding.lose_sight();
     }
     settle(static_cast<int>(i));
   }

@@ -189,13 +189,6 @@ void ReversibleSequential::add(detail::ReversibleHalf f, detail::ReversibleHalf 
     if (half->module == nullptr) {
       continue;
     }
-    for (const auto& buffer : half->module->named_buffers()) {
-      if (buffer.key().ends_with("running_mean") && buffer.value().defined()) {
-        throw ConfigError(fmt::format(
-            "ReversibleSequential: {}.{} has running statistics ({}); replace the BatchNorm with GroupNorm or LayerNorm",
-            index, name, buffer.key()));
-      }
-    }
     block->register_module(name, half->module);
   }
   module_->register_module(index, block);

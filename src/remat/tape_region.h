@@ -23,6 +23,7 @@ struct KeptOutside {
   std::shared_ptr<SavedTensorPolicy> policy;
   at::Tensor shape;  // of the packed tensor; has no memory
   std::any packed;
+  bool is_asked_always = false;  // in backward, also if the program still has the memory
 };
 
 }  // namespace snug::detail

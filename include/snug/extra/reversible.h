@@ -52,8 +52,7 @@ class ReversibleSequential {
   explicit ReversibleSequential(ReversibleOptions options = {});
 
   /// Adds a block. `f` and `g` are modules (holders like torch::nn::Sequential), or callables that own everything they
-  /// use: Tensor -> Tensor of the same shape. Throws ConfigError if `f` or `g` contains a BatchNorm with running
-  /// statistics; replace the BatchNorm with GroupNorm or LayerNorm.
+  /// use: Tensor -> Tensor of the same shape.
   template <class F, class G>
   ReversibleSequential& push_back(F f, G g) {
     add(half(std::move(f)), half(std::move(g)));
