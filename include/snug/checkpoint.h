@@ -66,10 +66,10 @@ class [[nodiscard]] CheckpointScope final {
 ///   that moment, in which a draw of another thread repeats numbers.
 /// - Written in place: anything. Memory from outside that the region reads and then writes is copied before the write.
 /// - Written through a pointer: memory made by operators that read no values (torch::zeros), and values without a
-///   gradient that are not random, but not between an operator with a gradient that reads the memory and backward, as
-///   if autograd had saved the memory. A custom function that writes anything else calls mark_dirty.
-/// - Backward throws snug::Error, with the label, if memory from outside that an operator needs again was written after
-///   the region; c10::Error, as LibTorch does, if a saved tensor was.
+///   gradient that are not random, but not between backward and an operator before it that reads the memory and draws
+///   or has a gradient: as if autograd had saved the memory. A custom function that writes more calls mark_dirty.
+/// - Backward throws snug::Error, with the label, if memory that is kept and needed was written in place after the
+///   region; c10::Error, as LibTorch does, if a saved tensor was.
 template <class F, class... Args>
 decltype(auto) checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   const detail::CheckpointScope region(std::move(options));

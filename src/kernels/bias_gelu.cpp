@@ -47,6 +47,8 @@ at::Tensor sum_of(const at::Tensor& x, const at::Tensor& bias) { return bias.def
 
 at::Tensor forward_of(const at::Tensor& x, const at::Tensor& bias) {
   if (kernels::detail::has_bias_gelu_kernel(x)) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::AutoGradMode in_graph(true);  // a checkpointed region makes values of the graph again
     return kernels::detail::device_bias_gelu(x, bias);
   }
   at::Tensor z = sum_of(x, bias);

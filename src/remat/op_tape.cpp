@@ -5,6 +5,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include "snug/state.h"
 #include "src/activations/operator_traits.h"
 #include "src/core/has_bytes.h"
 #include "src/memory/backward_pass.h"
@@ -79,6 +80,10 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   if (listener_ != nullptr) {
     listener_->before_operator();
   }
+  std::optional<RngState> generators;  // of a library's operator, which may draw without a sign of it
+  if (region_ && !call.op.schema().name().starts_with("aten::")) {
+    generators = RngState::capture();
+  }
   lock.unlock();
   try {
     call.proceed(stack);
@@ -91,6 +96,9 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   if (call.random.is_noted) {
     record.drew_from = call.random.before;
     record.is_replayable = record.is_replayable && record.drew_from.defined() && draws_the_same_again(call.op);
+  }
+  if (generators && !generators->is_current()) {
+    record.is_replayable = false;
   }
   const auto made = read_results(record, given, stack, first_result);
   if (record.results.empty() && record.writes.empty()) {
@@ -132,7 +140,7 @@ int OpTape::add_storage(const at::Tensor& tensor, int producer) {
   });
   if (storage.origin == TapeStorage::Origin::Program) {
     if (region_) {
-      keep_outside(number, tensor, region_->outside);
+      pack_outside(number, tensor);
     } else {
       storage.holding.hold(tensor.storage());
     }
@@ -216,6 +224,10 @@ void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t 
                          std::optional<size_t> element) {
   if (!has_bytes(tensor) || tensor.is_inference()) {
     record.is_replayable = false;
+    return;
+  }
+  if (region_ && !element && traits_of(record.op).reads_no_values) {
+    record.arguments[argument] = shapes_.of(tensor);
     return;
   }
   const int number = number_of(tensor);
@@ -312,9 +324,10 @@ void OpTape::was_switched_off() {
 
 void OpTape::note_unseen_write(int storage) {
   TapeStorage& s = at(storage);
+  const bool is_lost = s.is_external() || !s.is_rebuildable;
   s.producers.push_back(-1);
   s.is_rebuildable = s.is_external();
-  if (region_ && std::exchange(s.is_read, false)) {
+  if (region_ && std::exchange(s.is_read, false) && is_lost) {
     keep_what_depends_on({storage});
   }
   if (listener_ != nullptr) {
@@ -360,7 +373,7 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
     record.results.push_back({result, element, number});
     record.writes.push_back({number, 0});
     if (region_) {
-      choose_treatment(record, number);
+      treat_result(record, number);
     }
     if (listener_ != nullptr) {
       made.emplace_back(number, tensor.storage().data());

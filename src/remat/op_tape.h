@@ -153,6 +153,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   WriteCount& count_of(int storage, const at::Tensor& tensor);
   void note_write_through_pointer(int storage, const at::Tensor& tensor);
   void note_unseen_write(int storage);
+  void note_all_unseen_writes();
   void note_alias(int storage, const at::Tensor& tensor, bool was_written);
   static const c10::DataPtr& allocated(const c10::DataPtr& memory);
   static bool is_from_allocator(const c10::DataPtr& memory);
@@ -174,9 +175,9 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
 
   // Regions.
   void prepare_operands(TapeOperator& record, const OperatorTraits& traits, const Arguments& arguments);
-  void choose_treatment(const TapeOperator& record, int storage);
+  void treat_result(const TapeOperator& record, int storage);
   void judge_in_region(const TapeOperator& record, int storage);
-  void keep_outside(int storage, const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy);
+  void pack_outside(int storage, const at::Tensor& tensor);
   c10::Storage from_outside(int storage);
   void copy_before_write(const at::Tensor& tensor);
   void hold_memory_itself(int storage);
@@ -198,6 +199,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
 
   // Holding and rebuilding.
   bool is_kept(int storage) const;
+  bool has_value(plan::Value value) const;
   bool should_hold(int storage);
   bool goes_away(int storage) const;
   void put_away(int storage);

@@ -165,6 +165,13 @@ bool OpTape::should_hold(int storage) {
   return is_outside || s.is_source || s.claimed || s.is_leaving || s.uses > 0 || (s.slots > 0 && is_kept(storage));
 }
 
+// Whether the tape holds the value or has a copy away. An operator of a region may be about to replace the value.
+bool OpTape::has_value(plan::Value value) const {
+  const TapeStorage& s = storages_[static_cast<size_t>(value.storage)];
+  const bool is_replaced = region_ && value.version != s.last_version();
+  return !is_replaced && (s.claimed || s.is_source || goes_away(value.storage));
+}
+
 // Makes the tape hold the storage, put the storage away or release the storage, as should_hold() and goes_away() say
 // now.
 void OpTape::settle(int storage) {

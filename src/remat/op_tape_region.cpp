@@ -24,9 +24,8 @@
 // keep each value that an operator might not make again.
 //
 // Choice: replay. A value belongs to the graph if an operator made the value from a tensor that requires a gradient, in
-// gradient mode. (A custom function runs without gradient mode. An operator of a program's own, which a custom function
-// calls, also makes values of the graph.) Operators make values of the graph again. Autograd forbids writes to values
-// of the graph through pointers, but for custom functions, which say mark_dirty.
+// gradient mode, which is off in custom functions. Operators make values of the graph again. Autograd forbids writes to
+// values of the graph through pointers, but for custom functions, which say mark_dirty.
 //
 // Values outside of the graph may be written through pointers: memory of torch::zeros that a loop or a kernel fills,
 // results of a custom function, copies. Such a value is kept when an operator of the graph reads the value, as if the
@@ -35,9 +34,9 @@
 // - Memory that an operator fills completely before any use is made again.
 //
 // Consequences:
-// - Memory from outside (arguments, parameters, buffers) is not copied, and is read again. If the region writes memory
-//   that it has read, the memory is copied before the write. The copy keeps the number of the old value, and the
-//   memory goes on under a new number.
+// - Memory from outside (arguments, parameters, buffers) is not copied, and is read again. If the region writes such
+//   memory, or values outside of the graph, after reading them, the memory is copied before the write. The copy keeps
+//   the number of the old value, and the memory goes on under a new number.
 // - Memory from outside is kept by the policy around the region, if there is such a policy. So a region inside another
 //   region, or inside a step with a plan, does not keep the outer activations.
 // - A request in backward makes the values on the way to the requested value; each stays until backward has asked for
@@ -51,15 +50,18 @@ namespace {
 bool contains(const std::vector<size_t>& list, size_t i) { return std::ranges::find(list, i) != list.end(); }
 
 bool is_all_of_its_storage(const at::Tensor& tensor) {
-  return tensor.is_non_overlapping_and_dense() &&
+  return tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg() &&
          static_cast<size_t>(tensor.numel()) * tensor.itemsize() == tensor.storage().nbytes();
 }
 
 // Whether an operator that writes the argument gives every element a new value, whatever the old value was.
-bool fills(const c10::OperatorHandle& op, size_t argument, const at::Tensor& tensor, bool draws) {
-  const std::string& name = op.schema().name();
-  const bool overwrites = draws || op.schema().arguments()[argument].is_out() || name == "aten::copy_" ||
-                          name == "aten::fill_" || name == "aten::zero_";
+bool fills(const c10::OperatorHandle& op, size_t argument, const at::Tensor& tensor) {
+  static const std::set<std::string> of_their_own{
+      "aten::bernoulli_",  "aten::cauchy_", "aten::copy_",   "aten::exponential_", "aten::fill_", "aten::geometric_",
+      "aten::log_normal_", "aten::normal_", "aten::random_", "aten::uniform_",     "aten::zero_"};
+  const c10::Argument& written = op.schema().arguments()[argument];
+  const bool is_noise = written.name() == "noise";  // of RReLU
+  const bool overwrites = (argument == 0 && of_their_own.contains(op.schema().name())) || written.is_out() || is_noise;
   return overwrites && is_all_of_its_storage(tensor);
 }
 
@@ -89,15 +91,15 @@ void OpTape::prepare_operands(TapeOperator& record, const OperatorTraits& traits
   };
   const bool draws = traits.draws(arguments);
   bool reads_values = false;
-  visit([&](const at::Tensor& tensor, size_t) {
+  visit([&](const at::Tensor& tensor, size_t i) {
     const std::optional<int> known = known_number_of(tensor);
+    const bool is_filled = contains(written, i) && fills(record.op, i, tensor);
     reads_values = true;
     record.is_in_graph = record.is_in_graph || tensor.requires_grad();
-    record.is_drawn = record.is_drawn || (known && at(*known).is_drawn);
+    record.is_drawn = record.is_drawn || (known && at(*known).is_drawn && !is_filled && !traits.reads_no_values);
   });
   reads_values = reads_values && !traits.reads_no_values;
-  const bool is_of_a_program = !record.op.schema().name().starts_with("aten::");
-  record.is_in_graph = record.is_in_graph && reads_values && (c10::GradMode::is_enabled() || is_of_a_program);
+  record.is_in_graph = record.is_in_graph && reads_values && c10::GradMode::is_enabled();
   record.is_drawn = (record.is_drawn || draws) && !record.is_in_graph;
   record.makes_blank = !reads_values && !draws;
   const bool may_run_again = record.is_in_graph || record.is_drawn;
@@ -108,7 +110,7 @@ void OpTape::prepare_operands(TapeOperator& record, const OperatorTraits& traits
     }
     const int number = number_of(tensor);
     const bool is_written = contains(written, i);
-    if (at(number).is_blank && is_written && fills(record.op, i, tensor, draws)) {
+    if (at(number).is_blank && is_written && fills(record.op, i, tensor)) {
       at(number).is_rebuildable = true;
     } else if (at(number).is_blank) {
       note_unseen_write(number);
@@ -121,17 +123,20 @@ void OpTape::prepare_operands(TapeOperator& record, const OperatorTraits& traits
       settle(number);
     }
   });
+  const std::string& name = record.op.schema().name();
+  if (region_->policy && record.is_in_graph && name != "aten::_to_copy") {
+    record.treatment = region_->policy(name);
+  }
 }
 
 // Called for a storage that the operator has made.
-void OpTape::choose_treatment(const TapeOperator& record, int storage) {
+void OpTape::treat_result(const TapeOperator& record, int storage) {
   TapeStorage& s = at(storage);
   s.is_blank = record.makes_blank;
-  const std::string& name = record.op.schema().name();
-  if (!region_->policy || !record.is_in_graph || name == "aten::_to_copy") {
+  const Keep keep = record.treatment;
+  if (keep == Keep::Recompute) {
     return;
   }
-  const Keep keep = region_->policy(name);
   const bool is_small = s.bytes < OffloadOptions{}.min_bytes.count();
   s.is_offloaded = keep == Keep::Offload && !is_small && s.is_counted;
   s.is_source = keep != Keep::Recompute && !s.is_offloaded;
@@ -157,8 +162,8 @@ void OpTape::judge_in_region(const TapeOperator& record, int storage) {
 
 void OpTape::keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy) {
   const std::lock_guard lock(mutex_);
-  if (!has_bytes(tensor)) {
-    return;
+  if (!has_bytes(tensor) || !is_all_of_its_storage(tensor)) {
+    return;  // the tape holds the memory
   }
   const Replaced no_other_policy(region_->outside, std::shared_ptr<SavedTensorPolicy>());
   const int number = number_of(tensor);
@@ -167,10 +172,11 @@ void OpTape::keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedT
   settle(number);
 }
 
-// The caller has just added the storage.
-void OpTape::keep_outside(int storage, const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy) {
+// The caller has just added the storage. A part of a leaf, as of a parameter or a data set, has its owner anyway.
+void OpTape::pack_outside(int storage, const at::Tensor& tensor) {
   TapeStorage& s = at(storage);
-  if (policy == nullptr) {
+  const std::shared_ptr<SavedTensorPolicy>& policy = region_->outside;
+  if (policy == nullptr || (tensor.is_view() && tensor._base().is_leaf())) {
     s.holding.hold(tensor.storage());
     return;
   }
@@ -207,19 +213,10 @@ c10::Storage OpTape::from_outside(int storage) {
 
 // `written` are about to be written.
 void OpTape::save_from_write_in_region(const std::vector<at::Tensor>& written) {
-  std::set<int> lost;
   for (const at::Tensor& tensor : written) {
     if (has_bytes(tensor) && !tensor.is_inference()) {
-      const int number = number_of(tensor);
       copy_before_write(tensor);
-      const TapeStorage& s = at(number);
-      if (!s.is_external() && s.is_read && !s.is_rebuildable) {
-        lost.insert(number);
-      }
     }
-  }
-  if (!lost.empty()) {
-    keep_what_depends_on(lost);
   }
 }
 
@@ -230,11 +227,11 @@ void OpTape::before_unseen_write(const at::Tensor& tensor) {
   }
 }
 
-// Copies memory from outside that an operator has read. The copy takes over the storage's number. Memory from outside
-// that is written is held by the tape: a policy outside has packed the values before the write.
+// Copies values that an operator has read and that cannot be made again. The copy takes over the storage's number.
+// Memory from outside that is written is held by the tape: a policy outside has packed the values before the write.
 void OpTape::copy_before_write(const at::Tensor& tensor) {
   const int number = number_of(tensor);
-  if (!at(number).is_external() || at(number).is_lent()) {
+  if (at(number).is_lent() || (!at(number).is_external() && at(number).is_rebuildable)) {
     return;
   }
   if (!at(number).is_read) {
@@ -252,8 +249,10 @@ void OpTape::copy_before_write(const at::Tensor& tensor) {
   begin_streams(number, copy);
   s.outside.reset();
   s.counts.clear();
+  s.is_source = true;
   s.holding.hold(copy);
-  hold_memory_itself(add_storage(tensor, -1));
+  const Replaced no_policy(region_->outside, std::shared_ptr<SavedTensorPolicy>());
+  add_storage(tensor, -1);
 }
 
 void OpTape::hold_memory_itself(int storage) {
@@ -271,8 +270,9 @@ void OpTape::forget_what_is_unneeded() {
   for (auto op = operators_.rbegin(); op != operators_.rend(); ++op) {
     const bool runs_again = std::ranges::any_of(op->writes, [&](plan::Value value) {
       const auto s = static_cast<size_t>(value.storage);
-      return (is_saved[s] || is_operand[s]) && !storages_[s].is_external() && !storages_[s].is_source &&
-             !storages_[s].is_offloaded;
+      const bool is_kept = storages_[s].is_source || storages_[s].is_offloaded;
+      return (is_saved[s] || is_operand[s]) && !storages_[s].is_external() &&
+             (!is_kept || value.version < storages_[s].last_version());
     });
     if (runs_again) {
       for (const plan::Value& value : op->needs) {
@@ -288,6 +288,7 @@ void OpTape::forget_what_is_unneeded() {
     }
     if (!is_operand[i] && !is_saved[i]) {
       s.is_offloaded = false;
+      s.holding.put_away(nullptr);
       s.outside.reset();
       s.is_unneeded = true;
     }
@@ -299,7 +300,8 @@ void OpTape::forget_what_is_unneeded() {
 }
 
 void OpTape::begin_asking() {
-  if (region_ && std::exchange(asking_pass_, current_pass()) != current_pass()) {
+  const bool is_first_request = std::exchange(asking_pass_, current_pass()) != current_pass();
+  if (region_ && is_first_request) {
     replayed_in_pass_ = 0;
     for (TapeStorage& storage : storages_) {
       storage.unasked = storage.slots;
@@ -309,7 +311,7 @@ void OpTape::begin_asking() {
 
 void OpTape::note_asked(int storage) {
   TapeStorage& s = at(storage);
-  if (region_ && s.unasked > 0 && --s.unasked == 0) {
+  if (s.unasked > 0 && --s.unasked == 0) {
     s.claimed = false;
     settle(storage);
   }
@@ -348,17 +350,19 @@ std::vector<int> OpTape::targets_with(int storage) {
 // Once all values that backward will ask for are in memory, no operator runs again in this pass.
 void OpTape::let_go_of_operands() {
   for (int s = 0; s < std::ssize(storages_); ++s) {
-    if (!is_closed_ || is_missing(s)) {
+    if (is_missing(s)) {
       return;
     }
   }
-  for (int s = 0; s < std::ssize(storages_); ++s) {
-    const bool is_operand = at(s).is_source ? !keeps_graph_ : at(s).outside != nullptr;
-    if (is_operand) {
-      at(s).is_source = false;
-      at(s).claimed = at(s).unasked > 0;
-      settle(s);
+  for (int i = 0; i < std::ssize(storages_); ++i) {
+    TapeStorage& s = at(i);
+    if (s.outside != nullptr) {
+      s.claimed = s.unasked > 0;
+    } else if (!keeps_graph_ && !s.is_external()) {
+      s.is_rebuildable = false;  // stays in memory, or away, until autograd lets go of the storage
+      s.is_source = false;
     }
+    settle(i);
   }
 }
 

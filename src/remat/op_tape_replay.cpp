@@ -158,14 +158,21 @@ bool OpTape::stays_after_replay(int storage) const {
 }
 
 c10::Storage OpTape::rebuild(int storage) {
+  if (region_ && !is_closed_) {
+    note_all_unseen_writes();
+  }
+  const std::vector<int> targets = targets_with(storage);
   std::optional<Replay> replay;
   try {
-    replay.emplace(*this, targets_with(storage));
+    replay.emplace(*this, targets);
   } catch (const CannotRebuild&) {  // another target may be the storage that cannot be made
+    if (targets.size() == 1) {
+      throw;
+    }
     replay.emplace(*this, std::vector{storage});
   }
   as_replay([&] { replay->run(); });
-  if (region_) {
+  if (region_ && is_closed_) {
     replayed_in_pass_ += replay->operators();
     let_go_of_operands();
   }
@@ -178,7 +185,7 @@ void OpTape::judge_all_again() {
   const auto is_there = [&](plan::Value value) {
     const TapeStorage& s = at(value.storage);
     return s.is_external() ? value.version == s.last_version() && !s.has_changed_unseen()
-                           : s.is_rebuildable || s.claimed || s.is_source || s.holding.is_away() || s.slots > 0;
+                           : s.is_rebuildable || s.claimed || s.holding.is_away() || s.slots > 0;
   };
   for (const TapeOperator& op : operators_) {
     const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), is_there);

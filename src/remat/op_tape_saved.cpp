@@ -118,16 +118,12 @@ void OpTape::close() {
     return;
   }
   numbers_.clear();
+  note_all_unseen_writes();
   for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
     TapeStorage& storage = at(s);
-    if (storage.has_changed_unseen() && !storage.was_dropped && storage.holding.is_in_use()) {
-      note_unseen_write(s);
-    }
-    for (WriteCount& count : storage.counts) {
-      count.accept();
-    }
     const TapeSchedule::ForStorage* scheduled = cursor_.of(s);
-    storage.claimed = storage.claimed && (region_ || (scheduled != nullptr && scheduled->needed_until >= 0));
+    storage.claimed =
+        storage.claimed && (region_ ? !storage.is_rebuildable : scheduled != nullptr && scheduled->needed_until >= 0);
     settle(s);
   }
   if (region_) {
@@ -135,10 +131,21 @@ void OpTape::close() {
   }
 }
 
+void OpTape::note_all_unseen_writes() {
+  for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
+    if (at(s).has_changed_unseen() && !at(s).was_dropped && at(s).holding.is_in_use()) {
+      note_unseen_write(s);
+    }
+    for (WriteCount& count : at(s).counts) {
+      count.accept();
+    }
+  }
+}
+
 void OpTape::begin_unpacking(Slot& slot) {
   const bool kept_graph = std::exchange(keeps_graph_, this_pass_keeps_its_graph());
   const bool begins = cursor_.begin(outermost_pass());
-  if (keeps_graph_ && (begins || !kept_graph)) {
+  if (keeps_graph_ && (begins || !kept_graph) && !region_) {
     judge_all_again();
   }
   if (kept_graph && begins) {
@@ -225,7 +232,9 @@ at::Tensor OpTape::unpack(std::any& packed) {
     ++at(slot.storage).uses;
     settle(slot.storage);
   }
-  note_asked(slot.storage);
+  if (region_) {
+    note_asked(slot.storage);
+  }
   let_go();
   if (listener_ != nullptr) {
     listener_->after_unpack();
@@ -239,6 +248,7 @@ at::Tensor OpTape::look_at(std::any& packed) {
     return std::any_cast<at::Tensor&>(packed);
   }
   const std::lock_guard lock(mutex_);
+  keeps_graph_ = this_pass_keeps_its_graph();
   begin_asking();
   at::Tensor result = values_of(**slot);
   note_asked((*slot)->storage);

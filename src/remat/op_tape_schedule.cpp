@@ -78,8 +78,7 @@ void OpTape::judge(const TapeOperator& record) {
   const bool can_be =
       record.is_replayable && std::all_of(record.needs.begin(), record.needs.end(), [&](plan::Value value) {
         const TapeStorage& storage = at(value.storage);
-        return storage.is_external() || storage.is_rebuildable || storage.claimed || storage.is_source ||
-               goes_away(value.storage);
+        return storage.is_external() || storage.is_rebuildable || has_value(value);
       });
   for (const plan::Value& value : record.writes) {
     TapeStorage& storage = at(value.storage);
@@ -165,7 +164,7 @@ void OpTape::keep_what_depends_on(const std::set<int>& lost) {
     if (s.is_external() || lost.contains(value.storage)) {
       return !lost.contains(value.storage) && value.version == s.last_version();
     }
-    return can_come[static_cast<size_t>(value.storage)] || s.claimed || s.is_source || goes_away(value.storage);
+    return can_come[static_cast<size_t>(value.storage)] || has_value(value);
   };
   for (const TapeOperator& op : operators_) {
     const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), will_be_there);
@@ -179,10 +178,11 @@ void OpTape::keep_what_depends_on(const std::set<int>& lost) {
       last_chance.push_back(s);
     }
   }
+  std::vector<c10::Storage> made;  // until settle() decides
   for (const int s : last_chance) {
     if (at(s).slots > 0 && !goes_away(s) && !find(s)) {
       try {
-        rebuild(s);
+        made.push_back(rebuild(s));
       } catch (const CannotRebuild&) {  // backward reports the error, if backward asks
       }
     }

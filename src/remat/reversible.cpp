@@ -50,7 +50,7 @@ class Chain : public std::enable_shared_from_this<Chain> {
  public:
   // Runs the newest half-block in forward, and returns the value that the half-block adds. Keeps the streams for
   // backward passes inside the half-block.
-  at::Tensor run(const detail::ReversibleHalf& half, std::string name, const Streams& streams);
+  at::Tensor run(const detail::ReversibleHalf& half, const std::string& name, const Streams& streams);
 
   // Keeps detached streams: the graph of the streams owns the chain, so a chain that owned the graph would never die.
   void finish(const Streams& streams) {
@@ -105,6 +105,7 @@ class Chain : public std::enable_shared_from_this<Chain> {
     move_to(halves_.size(), {last_[0].unpack(), last_[1].unpack()});
   }
 
+  friend class SavedOfHalf;
   std::recursive_mutex mutex_;
   std::vector<Half> halves_;
   std::vector<SavedVariable> last_;  // the streams after the last half-block
@@ -124,24 +125,37 @@ class RebuiltInput final : public detail::SavedTensorPolicy {
   size_t index_;
 };
 
-at::Tensor Chain::run(const detail::ReversibleHalf& half, std::string name, const Streams& streams) {
-  struct Owners {
-    std::shared_ptr<Chain> chain;
-    detail::TapePolicy policy;
-  };
+// Passes the tensors saved by a half-block to the half-block's tape. The chain's mutex is locked before a tape's.
+class SavedOfHalf final : public detail::SavedTensorPolicy {
+ public:
+  SavedOfHalf(std::shared_ptr<Chain> chain, std::shared_ptr<OpTape> tape)
+      : chain_(std::move(chain)), tape_(std::move(tape)) {}
+  std::any pack(const at::Tensor& tensor) override { return tape_->pack(tensor); }
+  at::Tensor unpack(std::any& packed) override {
+    const std::lock_guard lock(chain_->mutex_);
+    return tape_->unpack(packed);
+  }
+  bool gives_away(std::any& packed, const at::Tensor& unpacked) override { return tape_->gives_away(packed, unpacked); }
+
+ private:
+  std::shared_ptr<Chain> chain_;
+  std::shared_ptr<OpTape> tape_;
+};
+
+at::Tensor Chain::run(const detail::ReversibleHalf& half, const std::string& name, const Streams& streams) {
   const size_t i = halves_.size();
-  const auto tape =
-      std::make_shared<OpTape>(detail::TapeRegion{.name = std::move(name), .outside = detail::current_policy()});
-  const auto owners = std::make_shared<Owners>(Owners{shared_from_this(), detail::TapePolicy(tape)});
+  const auto tape = std::make_shared<OpTape>(
+      detail::TapeRegion{.name = "ReversibleSequential: " + name, .outside = detail::current_policy()});
   {
     const std::lock_guard lock(mutex_);
     halves_.push_back({tape});
     move_to(i, streams);
   }
   const at::Tensor& x = streams[read_by(i)];
+  const uint32_t version = static_cast<uint32_t>(x._version());
   at::Tensor added;
   {
-    const detail::PolicyScope saved(std::shared_ptr<detail::SavedTensorPolicy>(owners, &owners->policy));
+    const detail::PolicyScope saved(std::make_shared<SavedOfHalf>(shared_from_this(), tape));
     const detail::OperatorScope operators(*tape);
     tape->keep_outside(x, std::make_shared<RebuiltInput>(weak_from_this(), i));
     added = half.function(x);
@@ -150,16 +164,26 @@ at::Tensor Chain::run(const detail::ReversibleHalf& half, std::string name, cons
     }
   }
   tape->close();
+  if (static_cast<uint32_t>(x._version()) != version) {
+    throw ConfigError(fmt::format(
+        "ReversibleSequential: {} writes its input in place, from which backward computes the streams; write out of place",
+        name));
+  }
   return added;
 }
 
 // `chain` is null if no backward will come.
 Streams run(const std::vector<detail::ReversibleHalf>& halves, Streams streams, const std::shared_ptr<Chain>& chain) {
+  for (at::Tensor& stream : streams) {
+    if (chain != nullptr && stream.is_view()) {
+      stream = stream.clone();  // the memory of the other stream, or of more, is not the chain's
+    }
+  }
   for (size_t i = 0; i < halves.size(); ++i) {
     at::Tensor& stream = streams[written_by(i)];
     const std::string name = fmt::format("{} of block {}", i % 2 == 0 ? "F" : "G", i / 2);
-    const at::Tensor added = chain == nullptr ? halves[i].function(streams[read_by(i)])
-                                              : chain->run(halves[i], "ReversibleSequential: " + name, streams);
+    const at::Tensor added =
+        chain == nullptr ? halves[i].function(streams[read_by(i)]) : chain->run(halves[i], name, streams);
     if (added.sizes() != stream.sizes()) {
       throw ConfigError(fmt::format("ReversibleSequential: {} made [{}] of [{}]; it must keep the shape", name,
                                     fmt::join(added.sizes(), ", "), fmt::join(stream.sizes(), ", ")));

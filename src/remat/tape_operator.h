@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include "snug/checkpoint.h"
 #include "src/memory/operator_mode.h"
 #include "src/planner/profile.h"
 
@@ -37,10 +38,11 @@ struct TapeOperator {
   bool is_replayable = true;
   bool reads_batch_statistics = false;
   // In a region only (op_tape_region.cpp).
-  bool is_in_graph = false;      // reads values of a tensor that requires a gradient, in gradient mode
-  bool is_drawn = false;         // outside of the graph: draws, or computes from random values
-  bool makes_blank = false;      // outside of the graph: reads no values and draws nothing
-  at::Generator drew_from = {};  // the generator's state before the operator
+  bool is_in_graph = false;          // reads values of a tensor that requires a gradient, in gradient mode
+  bool is_drawn = false;             // outside of the graph: draws, or computes from random values
+  bool makes_blank = false;          // outside of the graph: reads no values and draws nothing
+  Keep treatment = Keep::Recompute;  // of the results
+  at::Generator drew_from = {};      // the generator's state before the operator
 };
 
 }  // namespace snug::detail

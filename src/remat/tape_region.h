@@ -13,7 +13,7 @@
 namespace snug::detail {
 
 struct TapeRegion {
-  std::string name = "checkpoint";                       // in errors
+  std::string name;                                      // in errors
   CheckpointPolicy policy = {};                          // empty: no result is kept
   std::shared_ptr<SavedTensorPolicy> outside = nullptr;  // keeps tensors from outside of the region; null: the tape
 };

@@ -35,16 +35,16 @@ struct TapeStorage {
   // Users of the storage.
   int slots = 0;                 // tensors on the storage that autograd has saved and not released
   int uses = 0;                  // the number of slots that backward has asked for
-  bool claimed = false;          // the tape must hold the storage, as the schedule wants
+  bool claimed = false;          // the tape must hold the storage, as the schedule wants, or until backward has asked
   bool is_asked_inside = false;  // asked for by a backward pass inside the forward pass or inside another backward pass
 
   // In a region only (op_tape_region.cpp).
   bool is_blank = false;      // made by an operator that reads no values, and not used since: a program may fill it
   bool is_drawn = false;      // random, or computed from random values
   bool is_read = false;       // an operator that may run again has read the last version
-  bool is_source = false;     // held until the tape ends, because other values are made from the storage
+  bool is_source = false;     // held, because other values are made from the storage
   bool is_offloaded = false;  // put away while nobody needs the storage
-  bool is_unneeded = false;   // from outside, and no operator that may run again reads the storage
+  bool is_unneeded = false;   // no saved tensor depends on the storage
   int unasked = 0;            // slots that the backward pass under way has not asked for
   std::shared_ptr<KeptOutside> outside = nullptr;  // memory from outside: kept by a policy outside
 
