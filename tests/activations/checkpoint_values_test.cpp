@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/jit.h>
+#include <torch/library.h>
 #include <torch/torch.h>
 
 #include "snug/checkpoint.h"
@@ -308,6 +309,110 @@ TEST(CheckpointValues, OfAnIntermediateThatIsReadAndThenWrittenByACollectiveAreT
     detail::report_unseen_write(statistics);
     return (y + statistics).sin();
   });
+}
+
+// --- values of a storage that is written more than once
+
+TEST(CheckpointValues, OfAnAccumulatorThatOperatorsReadBetweenWritesAreThoseOfPlainTraining) {
+  expect_plain_gradient([](const Tensor& h) {
+    Tensor sum = torch::zeros_like(h), y = h, all = h * 1;
+    for (int i = 0; i < 4; ++i) {
+      y = y.sin();
+      sum.add_(y);
+      all = all + (sum * 0.5).tanh();
+    }
+    return all;
+  });
+}
+
+TEST(CheckpointValues, OfAnEarlierVersionOfAStorageThatIsKeptLaterAreThoseOfPlainTraining) {
+  expect_plain_gradient([](const Tensor& x) {
+    Tensor h = x * 2;
+    const Tensor before = (h + 1).sin();
+    {
+      const torch::NoGradGuard no_grad;
+      h.mul_(3);
+    }
+    return before + h.cos();
+  });
+}
+
+TEST(CheckpointValues, OfDropoutInPlaceOnAnArgumentAreThoseOfPlainTraining) {
+  const auto gradient = [](bool checkpointed) {
+    torch::manual_seed(1);
+    const Tensor x = torch::linspace(-1, 1, 8).requires_grad_();
+    const auto f = [](Tensor h) { return torch::dropout_(h, 0.5, /*train=*/true).exp().sin(); };
+    const Tensor y = checkpointed ? checkpoint(f, x * 1) : f(x * 1);
+    return torch::autograd::grad({y.sum()}, {x})[0];
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+// mark_dirty explains the write, which comes before the mark.
+struct HalveThroughPointer : torch::autograd::Function<HalveThroughPointer> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    auto* const values = x.data_ptr<float>();
+    std::transform(values, values + x.numel(), values, [](float value) { return value / 2; });
+    context->mark_dirty({x});
+    return x;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0] / 2};
+  }
+};
+
+TEST(CheckpointValues, OfABackwardPassInsideAfterAWriteThroughAPointerAreThoseOfPlainTraining) {
+  expect_plain_gradient([](const Tensor& x) {
+    const Tensor b = x * 2;
+    const Tensor y = (b + 1).sin();
+    const Tensor halved = HalveThroughPointer::apply(b);
+    const Tensor slope = torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+    return slope * halved;
+  });
+}
+
+TEST(CheckpointValues, AreThereForALaterPassThoughAnEarlierOneLetGoOfTheGraph) {
+  const auto gradient = [](bool checkpointed) {
+    const Tensor x = torch::linspace(-1, 1, 8).requires_grad_();
+    const auto f = [](const Tensor& h) {
+      const Tensor shift = h.detach().exp();  // kept, since it has no gradient
+      return std::pair((h + shift).exp(), (h * 2 + shift).sin());
+    };
+    auto [first, second] = checkpointed ? checkpoint(f, x) : f(x);
+    const Tensor loss = first.sum();
+    second.sum().backward();
+    first.reset();
+    loss.backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+// --- operators of libraries
+
+Tensor noisy(const Tensor& x) { return x + at::randn_like(x); }
+TORCH_LIBRARY(snug_checkpoint_test, library) { library.def("noisy(Tensor x) -> Tensor"); }
+TORCH_LIBRARY_IMPL(snug_checkpoint_test, CPU, library) { library.impl("noisy", &noisy); }
+
+struct Noisy : torch::autograd::Function<Noisy> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::AutoGradMode in_graph(true);
+    return c10::Dispatcher::singleton()
+        .findSchemaOrThrow("snug_checkpoint_test::noisy", "")
+        .typed<Tensor(const Tensor&)>()
+        .call(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0]};
+  }
+};
+
+// No tag of the operator says that the operator draws.
+TEST(CheckpointValues, OfAnOperatorThatDrawsUnsaidAreThoseOfTheForward) {
+  expect_plain_gradient([](const Tensor& h) { return Noisy::apply(h.exp()).sin(); });
 }
 
 // --- random numbers

@@ -345,6 +345,42 @@ TEST(ReversibleSequential, MovesRunningStatisticsOnceAStep) {
   EXPECT_TRUE(same_bits(buffers(true), buffers(false)));
 }
 
+// The first half-block saves nothing, and keeps a value without a gradient.
+TEST(ReversibleSequential, GoesBackwardTwiceThroughAHalfBlockThatSavesNothing) {
+  const auto run = [](bool reversible) {
+    const Tensor x = torch::linspace(-1, 1, 16).view({2, 8}).requires_grad_();
+    const auto f = [](const Tensor& h) { return h + (h.detach() * 2).tanh(); };
+    const auto g = [](const Tensor& h) { return h.sin(); };
+    Tensor y;
+    if (reversible) {
+      ReversibleSequential chain;
+      chain.push_back(g, f).push_back(f, g);
+      y = chain.forward(x);
+    } else {
+      const auto parts = x.chunk(2, -1);
+      Tensor a = parts[0] + g(parts[1]), b = parts[1] + f(a);
+      a = a + f(b);
+      y = torch::cat({a, b + g(a)}, -1);
+    }
+    y.sum().backward({}, /*retain_graph=*/true);
+    y.sum().backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(close({run(true)}, {run(false)}, 1e-5));
+}
+
+TEST(ReversibleSequential, AHalfBlockMayReadAllOfTheInputToo) {
+  const Tensor x = torch::linspace(-1, 1, 16).view({2, 8}).requires_grad_();
+  const auto gradient = [&](const Tensor& y) { return torch::autograd::grad({y.sum()}, {x})[0]; };
+  const auto f = [&](const Tensor& h) { return h.sin() * x.narrow(-1, 0, 4).exp(); };
+  const auto g = [](const Tensor& h) { return h.cos(); };
+  ReversibleSequential chain;
+  chain.push_back(f, g);
+  const auto parts = x.chunk(2, -1);
+  const Tensor a = parts[0] + f(parts[1]);
+  EXPECT_TRUE(close({gradient(chain.forward(x))}, {gradient(torch::cat({a, parts[1] + g(a)}, -1))}, 1e-5));
+}
+
 TEST(ReversibleSequential, RefusesWhatCannotBeReversed) {
   ReversibleSequential chain;
   const auto x = torch::rand({3, 4});
@@ -354,6 +390,10 @@ TEST(ReversibleSequential, RefusesWhatCannotBeReversed) {
   EXPECT_THAT(error_of<ConfigError>([&] { chain.forward(torch::rand({3, 5})); }), HasSubstr("[3, 5] cannot be halved"));
   EXPECT_THAT(error_of<ConfigError>([&] { chain.forward(torch::rand({2, 2}), torch::rand({2, 3})); }),
               HasSubstr("give two of one shape"));
+  ReversibleSequential writing;
+  writing.push_back([](Tensor t) { return t.relu_().exp(); }, torch::nn::Linear(2, 2));
+  EXPECT_THAT(error_of<ConfigError>([&] { writing.forward(torch::rand({3, 4}, torch::requires_grad())); }),
+              HasSubstr("F of block 0 writes its input in place"));
 }
 
 }  // namespace
