@@ -356,12 +356,13 @@ void OpTape::let_go_of_operands() {
   }
   for (int i = 0; i < std::ssize(storages_); ++i) {
     TapeStorage& s = at(i);
-    if (s.outside != nullptr) {
+    const bool is_result = std::ranges::find(results_, i) != results_.end();
+    if (s.outside != nullptr || is_result) {
       s.claimed = s.unasked > 0;
     } else if (!keeps_graph_ && !s.is_external()) {
       s.is_rebuildable = false;  // stays in memory, or away, until autograd lets go of the storage
-      s.is_source = false;
     }
+    s.is_source = s.is_source && keeps_graph_;
     settle(i);
   }
 }
