@@ -130,17 +130,16 @@ class NewtonSchulz {
         polynomial_(at::empty_like(gram_)),
         norm_(at::empty({}, now_.options())) {}
 
-  // Runs once for each shape and layout: the operands of the second step lie in memory in another way than those of the
-  // first. Products of matrices allocate memory of LibTorch's and oneDNN's own. If the memory is too small, the error
-  // must come before anything is written.
+  // Runs once for each shape. Products of matrices allocate memory of LibTorch's and oneDNN's own, and the addition makes
+  // a copy in the parameter's type. If the memory is too small, the error must come before anything is written.
   void rehearse(const std::vector<at::Tensor>& matrices, const MuonOptions& o) {
-    constexpr int64_t kLayouts = 2;
     std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;
     for (const at::Tensor& matrix : matrices) {
       if (seen.emplace(matrix.sizes().vec(), matrix.strides().vec()).second) {
-        MuonOptions few = o;
-        few.ns_steps = std::min<int64_t>(kLayouts, o.ns_steps);
-        orthogonalised(update_of(matrix).zero_(), few);
+        MuonOptions once = o;
+        once.ns_steps = std::min<int64_t>(1, o.ns_steps);
+        const at::Tensor scratch = update_of(matrix);
+        scratch.add_(orthogonalised(scratch.zero_(), once), 1.0);
       }
     }
   }
