@@ -130,8 +130,8 @@ class NewtonSchulz {
         polynomial_(at::empty_like(gram_)),
         norm_(at::empty({}, now_.options())) {}
 
-  // Runs once for each shape. Products of matrices allocate memory of LibTorch's and oneDNN's own, and the addition makes
-  // a copy in the parameter's type. If the memory is too small, the error must come before anything is written.
+  // Runs once for each shape. Products of matrices allocate memory of LibTorch's and oneDNN's own, and the addition
+  // makes a copy in the parameter's type. If the memory is too small, the error must come before anything is written.
   void rehearse(const std::vector<at::Tensor>& matrices, const MuonOptions& o) {
     std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;
     for (const at::Tensor& matrix : matrices) {
