@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <optional>
-#include <vector>
 
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/grad_mode.h>
@@ -13,7 +11,6 @@
 #include "snug/core.h"
 #include "src/memory/file_window.h"
 #include "src/memory/operator_cap.h"
-#include "src/memory/view_operators.h"
 
 #if __has_include(<c10/core/impl/FakeTensorModeTLS.h>)
 #include <c10/core/impl/FakeTensorModeTLS.h>
@@ -28,12 +25,10 @@
 // operator would miss operators of other libraries.
 // Choice: a kernel for all operators (a fallback), on a dispatch key that no tensor has. If a thread's state includes
 // the key, the dispatcher calls the fallback after autograd and before any device's kernel.
-// Consequences: operators whose results are views make no values. The dispatcher passes the key by for such operators
-// (a fallthrough), which is about half of the operators of a language model. And snug takes a key that LibTorch owns.
-// Before LibTorch 2.13, DispatchKey::Fake was reserved for uses of this kind. LibTorch 2.13 means the key for a mode of
-// LibTorch's own, which makes tensors without values, but registers nothing. A later LibTorch may register a kernel:
-// snug's fallback then calls LibTorch's kernel. Tried on 2.11.0 and 2.13.0, with a kernel of a test in the place of the
-// later LibTorch's.
+// Consequence: snug takes a key that LibTorch owns. Before LibTorch 2.13, DispatchKey::Fake was reserved for uses of
+// this kind. LibTorch 2.13 means the key for a mode of LibTorch's own, which makes tensors without values, but
+// registers nothing. A later LibTorch may register a kernel: snug's fallback then calls LibTorch's kernel. Tried on
+// 2.11.0 and 2.13.0, with a kernel of a test in the place of the later LibTorch's.
 
 namespace snug::detail {
 
@@ -139,26 +134,12 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   OperatorDispatch::run(op, keys, scope, random, *stack);
 }
 
-// For operators that are registered later, views come to the policies, which look through views.
-void let_views_pass(c10::Dispatcher& dispatcher) {
-  static auto& registrations = *new std::vector<c10::RegistrationHandleRAII>;  // never destroyed, like the dispatcher
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findSchema(name);
-    if (op && returns_views(op->schema()) && !op->hasKernelForDispatchKey(kKey)) {
-      registrations.push_back(
-          dispatcher.registerImpl(name, kKey, c10::KernelFunction::makeFallthrough(), std::nullopt, nullptr, "snug"));
-    }
-  }
-}
-
 void register_once() {
   static const auto registration = [] {
     auto& dispatcher = c10::Dispatcher::singleton();
     try {
       if (dispatcher.hasBackendFallbackForDispatchKey(kKey)) {
         of_others = taken_from(dispatcher, kKey);
-      } else {
-        let_views_pass(dispatcher);
       }
       return dispatcher.registerFallback(kKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "snug");
     } catch (const std::exception& error) {

@@ -53,7 +53,6 @@ class OperatorCall {
 /// Called only on the thread that made the scope. Operators are seen below autograd, autocast and in-place bookkeeping.
 /// Composite operators are seen as their parts. Not seen are:
 /// - operators that a kernel calls;
-/// - operators whose results are views, but for operators that a library registers after the first scope;
 /// - operators on the meta device;
 /// - operators of a mode that makes tensors without values.
 ///

@@ -60,14 +60,6 @@ TEST(OperatorMode, SeesOperatorsBelowAutogradInForwardAndBackward) {
   EXPECT_TRUE(names.seen.empty()) << "the scope has ended";
 }
 
-TEST(OperatorMode, DoesNotSeeOperatorsThatMakeViews) {
-  const Tensor x = torch::rand({2, 3});
-  Names names;
-  const OperatorScope scope(names);
-  const Tensor y = x.view({3, 2}).t().narrow(0, 0, 1).unsqueeze(0).exp();
-  EXPECT_THAT(names.seen, ElementsAre("aten::exp"));
-}
-
 TEST(OperatorMode, ChangesNoValueAndNoGraph) {
   const Tensor x = torch::rand({2, 3}, torch::requires_grad());
   Names names;
