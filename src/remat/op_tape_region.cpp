@@ -133,13 +133,12 @@ void OpTape::prepare_operands(TapeOperator& record, const OperatorTraits& traits
 void OpTape::treat_result(const TapeOperator& record, int storage) {
   TapeStorage& s = at(storage);
   s.is_blank = record.makes_blank;
-  const Keep keep = record.treatment;
-  if (keep == Keep::Recompute) {
+  if (record.treatment == Keep::Recompute) {
     return;
   }
   const bool is_small = s.bytes < OffloadOptions{}.min_bytes.count();
-  s.is_offloaded = keep == Keep::Offload && !is_small && s.is_counted;
-  s.is_source = keep != Keep::Recompute && !s.is_offloaded;
+  s.is_offloaded = record.treatment == Keep::Offload && !is_small && s.is_counted;
+  s.is_source = !s.is_offloaded;
   if (s.is_offloaded && store_ == nullptr) {
     static const std::shared_ptr<OffloadStore> store = make_offload_store(OffloadOptions{});
     store_ = store;
@@ -300,8 +299,7 @@ void OpTape::forget_what_is_unneeded() {
 }
 
 void OpTape::begin_asking() {
-  const bool is_first_request = std::exchange(asking_pass_, current_pass()) != current_pass();
-  if (region_ && is_first_request) {
+  if (std::exchange(asking_pass_, current_pass()) != current_pass()) {
     replayed_in_pass_ = 0;
     for (TapeStorage& storage : storages_) {
       storage.unasked = storage.slots;

@@ -213,7 +213,9 @@ at::Tensor OpTape::unpack(std::any& packed) {
   if (region_ && !is_closed_) {
     return values_of(slot);  // for a backward pass inside the region
   }
-  begin_asking();
+  if (region_) {
+    begin_asking();
+  }
   if (!note_ask_inside(slot.storage)) {
     close();
   }
