@@ -108,16 +108,23 @@ bool fits(c10::Device device, int64_t bytes, const std::function<void()>& work) 
   }
 }
 
-int64_t largest(int64_t most, const std::function<bool(int64_t)>& works) {
-  int64_t good = 0, bad = 1;
-  while (bad <= most && works(bad)) {
-    good = bad;
-    bad *= 2;
+int64_t largest(int64_t most, const std::function<bool(int64_t)>& works, int64_t expected) {
+  int64_t good = 0, bad = most + 1;
+  const auto is_good = [&](int64_t value) {
+    const bool is = works(value);
+    (is ? good : bad) = value;
+    return is;
+  };
+  int64_t distance = 1;
+  if (is_good(std::clamp<int64_t>(expected, 1, most))) {
+    for (; good + distance < bad && is_good(good + distance); distance *= 2) {
+    }
+  } else {
+    for (; bad - distance > good && !is_good(bad - distance); distance *= 2) {
+    }
   }
-  bad = std::min(bad, most + 1);
   while (bad - good > 1) {
-    const int64_t middle = (good + bad) / 2;
-    (works(middle) ? good : bad) = middle;
+    is_good((good + bad) / 2);
   }
   return good;
 }

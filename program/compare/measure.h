@@ -61,8 +61,8 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors);
 bool fits(c10::Device device, int64_t bytes, const std::function<void()>& work);
 
 /// The largest value in [1, most] for which `works` is true, if `works` is true for all smaller values; 0: for no
-/// value. Tries about 2 log2(result) values.
-int64_t largest(int64_t most, const std::function<bool(int64_t)>& works);
+/// value. The search begins at `expected`, and tries about 2 log2(|result - expected|) values.
+int64_t largest(int64_t most, const std::function<bool(int64_t)>& works, int64_t expected = 1);
 
 /// "2 threads on AMD EPYC, LibTorch 2.13.0, 2026-11-21, device cpu"
 std::string machine(c10::Device device);

@@ -165,6 +165,19 @@ Exhibit table_of(const std::vector<Measured>& all, const std::vector<int64_t>& b
           .content = table};
 }
 
+// The batch whose first step peaks at `limit` bytes of live memory, if the peak is affine in the batch.
+int64_t expected_batch(const Recipe& recipe, int64_t limit, c10::Device device) {
+  constexpr int64_t kSmall = 512, kLarge = 1024;
+  const int64_t level = smallest_limit(device).count();
+  const auto peak_at = [&](int64_t items) {
+    const MemoryMeter meter(device);
+    Run(recipe, device).step(two_tasks_data(items, device));
+    return static_cast<double>(level + meter.report().peak_bytes);
+  };
+  const double small = peak_at(kSmall), slope = (peak_at(kLarge) - small) / (kLarge - kSmall);
+  return kSmall + std::llround((static_cast<double>(limit) - small) / std::max(slope, 1.0));
+}
+
 Exhibit largest_batches(Section& section, const CompareFlags& flags) {
   // CUDA's libraries keep some tens of MiB.
   const int64_t limit = (flags.quick && !flags.device.is_cuda() ? int64_t{64} : int64_t{256}) << 20;
@@ -173,12 +186,13 @@ Exhibit largest_batches(Section& section, const CompareFlags& flags) {
   std::vector<Recipe> recipes(kRecipes.begin(), kRecipes.end());
   recipes.push_back({"FP32, micro-batches of 256", Precision::Float32, Weights::Full, 256});
   for (const Recipe& recipe : recipes) {
-    const int64_t batch = largest(most, [&](int64_t items) {
+    const auto trains = [&](int64_t items) {
       return fits(flags.device, limit, [&] {
         Run run({recipe.name, recipe.precision, recipe.weights, std::min(recipe.micro_batch, items)}, flags.device);
         run.step(two_tasks_data(items, flags.device));
       });
-    });
+    };
+    const int64_t batch = largest(most, trains, expected_batch(recipe, limit, flags.device));
     bars.bars.push_back(
         {recipe.name, {static_cast<double>(batch)}, batch == most ? "and more: no end was looked for" : ""});
   }

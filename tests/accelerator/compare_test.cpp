@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "program/command.h"
+#include "program/compare/measure.h"
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "tests/accelerator/accelerator.h"
@@ -44,6 +45,22 @@ void compare(const std::filesystem::path& out, const std::string& options) {
 std::string text_of(const std::filesystem::path& file) {
   std::ifstream stream(file);
   return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+TEST(Largest, FindsTheEndFromWhereverItBegins) {
+  constexpr int64_t kMost = 20;
+  for (int64_t end = 0; end <= kMost; ++end) {
+    for (int64_t expected = -1; expected <= kMost + 2; ++expected) {
+      const auto works = [&](int64_t value) {
+        EXPECT_TRUE(value >= 1 && value <= kMost) << value;
+        return value <= end;
+      };
+      EXPECT_EQ(cli::largest(kMost, works, expected), end) << "from " << expected;
+    }
+  }
+  int64_t tries = 0;
+  EXPECT_EQ(cli::largest(1 << 14, [&](int64_t value) { return ++tries, value <= 5000; }, 5000), 5000);
+  EXPECT_EQ(tries, 2);
 }
 
 TEST(CompareOnTheSimulatedDevice, CountsTheBytesOfTheDevice) {

@@ -90,9 +90,10 @@ def cuda_fp32(dtype):
 
 
 def operators_of(calls, answers):
-    """The operators of the calls that were no errors."""
+    """The operators of the calls that were no errors, but for oneDNN's on processors that it has no 16-bit kernel for."""
     return {name + ("." + overload if overload else "")
-            for (name, overload, _), answer in zip(calls, answers) if not answer.startswith("error")}
+            for (name, overload, _), answer in zip(calls, answers)
+            if not answer.startswith("error") or "could not create a primitive" in answer}
 
 
 def compare(calls, expected, found, what):
