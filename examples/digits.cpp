@@ -35,9 +35,9 @@ snug::Digits read_pictures(const std::string& folder) {
 
 // Each picture is shifted by up to a pixel, by the item's own seed: the same after a restart.
 snug::ItemSource training_items(const snug::Digits& digits) {
-  const auto pictures = snug::tensor_items({digits.images, digits.labels});
+  const auto pictures = snug::ItemSource::of_tensors({digits.images, digits.labels});
   return {.size = pictures.size - kHeldOut, .get = [pictures](int64_t index, uint64_t seed) {
-            snug::Item item = pictures.get(index, seed);
+            snug::ItemSource::Item item = pictures.get(index, seed);
             const int64_t down = static_cast<int64_t>(seed % 3) - 1, right = static_cast<int64_t>(seed / 3 % 3) - 1;
             item[0] = item[0].roll({down, right}, {1, 2});
             return item;

@@ -110,7 +110,7 @@ void memory_summary(Model& model, torch::optim::Optimizer& optimizer, Tensor x) 
   meter.attach(*model);
   meter.attach(optimizer);
   model->forward(x).sum().backward();
-  const snug::MemoryReport report = meter.report();
+  const snug::MemoryMeter::Report report = meter.report();
   std::cout << "peak " << snug::Bytes(report.peak_bytes).str() << ", of which activations "
             << snug::Bytes(report.activations).str() << "\n";
 }

@@ -19,9 +19,9 @@
 #include "program/datasets/digits.h"
 #include "program/run/device.h"
 #include "snug/core.h"
-#include "snug/distributed/launch_environment.h"
 #include "src/core/file_system.h"
 #include "src/core/nearest_name.h"
+#include "src/distributed/launch_environment.h"
 
 namespace snug::cli {
 namespace {
@@ -174,7 +174,7 @@ void run_compare(Flags& flags) {
   use_growing_segments(flags.experiments.device);
   check(flags);
   const std::vector<Experiment> experiments = chosen(flags);
-  if (read_launch_environment(process_environment()).launcher != LaunchPlace().launcher) {
+  if (detail::read_launch_environment(detail::process_environment()).launcher != detail::LaunchPlace().launcher) {
     measure_as_rank(experiments, flags);
     return;
   }

@@ -50,9 +50,9 @@ struct PlannedModel {
 };
 
 // Bytes and time do not depend on the numbers. 0 is an index, a class and a token of every model.
-Batch zeros(const PlanFlags& flags, const std::vector<ExportedInput>& inputs) {
+Batch zeros(const PlanFlags& flags, const std::vector<ExportedModule::Input>& inputs) {
   std::vector<at::Tensor> tensors;
-  for (const ExportedInput& input : inputs) {
+  for (const ExportedModule::Input& input : inputs) {
     tensors.push_back(at::zeros(sizes_of(input, flags.batch), at::TensorOptions().dtype(*input.dtype)));
   }
   return Batch(std::move(tensors));
@@ -73,7 +73,7 @@ PlannedModel::PlannedModel(const PlanFlags& flags, c10::Device on)
 }
 
 plan::Profile profile_of(PlannedModel& planned, const PlanFlags& flags) {
-  const Batch batch = batch_to(planned.batch, planned.device);
+  const Batch batch = planned.batch.to(planned.device);
   const auto step = [&] { return planned.model.loss_of(batch).value(); };
   return detail::profile_step(
       step, {.link = flags.offloads ? measure_offload_link(flags.offload, planned.device) : OffloadLink{}});
@@ -137,7 +137,8 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
     offload = flags.offload;
   }
   const bool may_leave = flags.offloads && model.device.is_cpu();
-  const Bytes least(may_leave ? 0 : smallest_limit(model.device).count() + 3 * model.parameters);  // gradients, moments
+  const Bytes least(
+      may_leave ? 0 : MemoryLimit::smallest(model.device).count() + 3 * model.parameters);  // gradients, moments
   Stepper stepper(*model.model.module, optimizer,
                   {.budget = {.memory = std::max(budget, least), .plan_folder = flags.plans, .offload = offload}});
   Bytes takes = Bytes::unlimited();

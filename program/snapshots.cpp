@@ -25,10 +25,10 @@ struct SnapshotsFlags {
 void list_snapshots(const SnapshotsFlags& flags) {
   read_run(flags.run);  // throws if no run exists
   SnapshotStore store(Trainer::snapshots_path(flags.run));
-  const std::vector<SnapshotState> all = store.inspect();
+  const std::vector<SnapshotStore::Snapshot> all = store.inspect();
   fmt::print("{:>10} {:>12}\n", "step", "bytes");
   int64_t damaged = 0;
-  for (const SnapshotState& one : all) {
+  for (const SnapshotStore::Snapshot& one : all) {
     std::string state = "whole";
     if (!one.damage.empty()) {
       state = "damaged: " + printable(one.damage);

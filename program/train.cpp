@@ -29,6 +29,7 @@
 #include "snug/core.h"
 #include "snug/distributed/process_group.h"
 #include "src/core/file_system.h"
+#include "src/distributed/launch_environment.h"
 
 namespace snug::cli {
 namespace {
@@ -85,7 +86,7 @@ std::shared_ptr<ProcessGroup> join_ranks(double timeout) {
   if (!(timeout > 0)) {
     throw ConfigError(fmt::format("train: --timeout is {}; give seconds, above 0", timeout));
   }
-  if (read_launch_environment(process_environment()).size == 1) {
+  if (detail::read_launch_environment(detail::process_environment()).size == 1) {
     return nullptr;
   }
   constexpr double kForEver = 1e15;
@@ -95,7 +96,7 @@ std::shared_ptr<ProcessGroup> join_ranks(double timeout) {
 
 // A launcher starts the same command again when a rank has failed. Then the run goes on.
 bool is_restarted() {
-  const Environment variables = process_environment();
+  const detail::Environment variables = detail::process_environment();
   const auto count = variables.find("TORCHELASTIC_RESTART_COUNT");
   return count != variables.end() && count->second != "0";
 }
@@ -117,7 +118,7 @@ void apply(const TrainFlags& flags, TrainConfig& config) {
     config.model = one_name(config.model).string();
   }
   if (flags.accumulate) {
-    const int ranks = read_launch_environment(process_environment()).size;
+    const int ranks = detail::read_launch_environment(detail::process_environment()).size;
     config.micro_batch = micro_batch_of(config.batch, *flags.accumulate, ranks);
   }
   if (flags.micro_batch && config.micro_batch == 0 && config.checkpoint() != Checkpointing::Auto) {

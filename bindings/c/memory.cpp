@@ -33,7 +33,7 @@ snug_status snug_meter_read(const snug_meter* meter, int64_t* live_bytes, int64_
   return guarded([&] {
     int64_t& live = required(live_bytes, "snug_meter_read: live_bytes");
     int64_t& peak = required(peak_bytes, "snug_meter_read: peak_bytes");
-    const snug::MemoryReport report = required(meter, "snug_meter_read: meter").meter.report();
+    const snug::MemoryMeter::Report report = required(meter, "snug_meter_read: meter").meter.report();
     live = report.live_bytes;
     peak = report.peak_bytes;
   });

@@ -11,13 +11,13 @@
 //   for (const auto& micro : snug::micro_batches(batch, 100)) // 100, 100, 100, 100, 100, 12
 //     ...
 //
-// For a batch type of your own, provide two functions beside the type:
-// - `int64_t batch_size(const B&)`
-// - `B batch_slice(const B&, int64_t begin, int64_t end)`
+// A batch type B of your own has two functions, with the meaning of Batch's:
+// - `int64_t size() const`
+// - `B slice(int64_t begin, int64_t end) const`
 //
 // Two more functions are optional:
-// - `B batch_to(const B&, c10::Device)`, if Stepper shall move micro-batches to the model's device;
-// - `BatchShape batch_shape(const B&)`, if items differ in size and the Stepper has a budget.
+// - `B to(c10::Device) const`, if Stepper shall move micro-batches to the model's device;
+// - `Batch::Shape shape() const`, if items differ in size and the Stepper has a budget.
 //
 // AccumulationWindow: the arithmetic of one optimizer step over several micro-batches: the weight of each loss, and the
 // correction at the end. Stepper owns a window; use AccumulationWindow alone to write a loop of your own.
@@ -88,6 +88,14 @@ double count_of(const Loss& loss);
 
 class Batch {
  public:
+  /// The size of an item. Size and number of items decide how much memory a model needs for the items.
+  struct Shape {
+    /// Type and sizes of each tensor, without dimension 0.
+    std::vector<std::pair<at::ScalarType, std::vector<int64_t>>> tensors = {};
+
+    friend bool operator==(const Shape&, const Shape&) = default;
+  };
+
   /// Throws ConfigError unless all tensors have the same size along dimension 0.
   Batch(std::initializer_list<at::Tensor> tensors);
   explicit Batch(std::vector<at::Tensor> tensors);
@@ -97,26 +105,17 @@ class Batch {
   int64_t size() const { return tensors_.front().size(0); }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
+  /// Items begin to end - 1, as views.
+  Batch slice(int64_t begin, int64_t end) const;
+  /// The batch on `device`: the same tensors if the tensors are on `device` already. Host tensors go to another device
+  /// through pinned memory, without waiting.
+  Batch to(c10::Device device) const;
+  /// The size of the items.
+  Shape shape() const;
+
  private:
   std::vector<at::Tensor> tensors_;
 };
-
-int64_t batch_size(const Batch& batch);
-/// Items begin to end - 1, as views.
-Batch batch_slice(const Batch& batch, int64_t begin, int64_t end);
-/// The batch on `device`: the same tensors if the tensors are on `device` already. Host tensors go to another device
-/// through pinned memory, without waiting.
-Batch batch_to(const Batch& batch, c10::Device device);
-
-/// The size of an item. Size and number of items decide how much memory a model needs for the items.
-struct BatchShape {
-  /// Type and sizes of each tensor, without dimension 0.
-  std::vector<std::pair<at::ScalarType, std::vector<int64_t>>> tensors = {};
-
-  friend bool operator==(const BatchShape&, const BatchShape&) = default;
-};
-
-BatchShape batch_shape(const Batch& batch);
 
 /// Views of `batch` with `size` items each. The last view may be smaller; nothing is dropped. Throws ConfigError unless
 /// size >= 1.

@@ -42,6 +42,14 @@ class [[nodiscard]] Autocast final {
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
 
+  /// Forgets all cached casts. Call clear_cache after writing to weights by hand inside an Autocast region.
+  static void clear_cache();
+
+  /// For debugging, inside an Autocast region: throws Error, with the index, if a cached cast is older than the cast's
+  /// weight, because the region goes on with the weight's old values. Waits for the device. Casts the weights that have
+  /// no cast yet, and keeps a 16-bit copy of each until the region ends. Does nothing if autocast or the cache is off.
+  static void check_cache(const std::vector<at::Tensor>& weights);
+
  private:
   c10::DeviceType device_;
   bool previous_enabled_;
@@ -49,13 +57,5 @@ class [[nodiscard]] Autocast final {
   bool previous_cache_;
   bool previous_fp32_reductions_;
 };
-
-/// Forgets all cached casts. Call clear_autocast_cache after writing to weights by hand inside an Autocast region.
-void clear_autocast_cache();
-
-/// For debugging, inside an Autocast region: throws Error, with the index, if a cached cast is older than the cast's
-/// weight, because the region goes on with the weight's old values. Waits for the device. Casts the weights that have
-/// no cast yet, and keeps a 16-bit copy of each until the region ends. Does nothing if autocast or the cache is off.
-void check_autocast_cache(const std::vector<at::Tensor>& weights);
 
 }  // namespace snug

@@ -18,10 +18,6 @@ namespace snug {
 /// gradients are coalesced first. Throws ConfigError unless max_norm >= 0 and norm_type > 0 (infinity included).
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
 
-/// The same with a norm that was computed before, of more gradients than the gradients of `parameters`. As
-/// torch.nn.utils.clip_grads_with_norm_.
-void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max_norm, const at::Tensor& norm);
-
 /// Returns the norm, and scales nothing.
 at::Tensor grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
 

@@ -66,13 +66,6 @@ class ConfigError : public Error {
   using Error::Error;
 };
 
-/// A limit below the bytes taken already, by tensors and by gaps between tensors. is_out_of_memory() is true of
-/// LimitBelowUse.
-class LimitBelowUse : public ConfigError {
- public:
-  using ConfigError::ConfigError;
-};
-
 /// A file whose content does not follow the file's format. The message names the file.
 class CorruptFile : public Error {
  public:

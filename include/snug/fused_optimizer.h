@@ -72,7 +72,7 @@ class FusedOptimizer : public torch::optim::Optimizer,
   /// The same with other system calls, for tests.
   void keep_state_in(const StateFile& file, detail::SpillCalls& calls);
   StatePlacement state_placement() const final;
-  StatePlacementBytes bytes_with_state_in(const StatePlacement& place) const final;
+  MovableState::PlacementBytes bytes_with_state_in(const StatePlacement& place) const final;
 
   std::vector<at::Tensor> state_tensors() const final;
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const final;

@@ -57,24 +57,24 @@ struct GradScalerOptions {
   int64_t max_consecutive_skips = 0;
 };
 
-/// Whether a step was made. If the optimizer decides on the device, conversion to bool waits for the device; no other
-/// operation waits.
-class StepOutcome {
- public:
-  explicit StepOutcome(bool stepped) : stepped_(stepped) {}
-  explicit StepOutcome(std::vector<at::Tensor> found_inf) : found_inf_(std::move(found_inf)) {}
-  /// True if the parameters were updated.
-  operator bool() const;  // NOLINT(google-explicit-constructor): reads as in `if (scaler.step(optimizer))`
-
- private:
-  mutable std::optional<bool> stepped_;
-  std::vector<at::Tensor> found_inf_;
-};
-
 /// One scale, any number of losses and optimizers; each optimizer skips for itself. Call order per optimizer and
 /// update(): [unscale_], step; then one update() after all steps. A wrong order is a ConfigError.
 class GradScaler {
  public:
+  /// Whether a step was made. If the optimizer decides on the device, conversion to bool waits for the device; no other
+  /// operation waits.
+  class Outcome {
+   public:
+    explicit Outcome(bool stepped) : stepped_(stepped) {}
+    explicit Outcome(std::vector<at::Tensor> found_inf) : found_inf_(std::move(found_inf)) {}
+    /// True if the parameters were updated.
+    operator bool() const;  // NOLINT(google-explicit-constructor): reads as in `if (scaler.step(optimizer))`
+
+   private:
+    mutable std::optional<bool> stepped_;
+    std::vector<at::Tensor> found_inf_;
+  };
+
   /// Throws ConfigError for values out of range.
   explicit GradScaler(GradScalerOptions options = {});
   /// Not copied: a copy shares the scale's tensor, and both scalers change the tensor.
@@ -99,7 +99,7 @@ class GradScaler {
   /// because the casts are out of date. If no parameter of the optimizer has a gradient, an optimizer that is
   /// GradientScalingAware updates nothing, as Python's fused optimizers do; for any other optimizer the call is a
   /// ConfigError, as in Python.
-  StepOutcome step(torch::optim::Optimizer& optimizer);
+  Outcome step(torch::optim::Optimizer& optimizer);
 
   /// Adapts the scale to the results of the steps, or sets the scale to `new_scale`, and prepares the optimizers for
   /// the next round. Then throws NonFinite if max_consecutive_skips is reached. Throws ConfigError if nothing was
@@ -115,8 +115,8 @@ class GradScaler {
   void name_parameters(std::vector<std::pair<std::string, at::Tensor>> names);
 
   /// For several processes that step together. `agree` gets an FP32 scalar, 1 if a gradient is not finite, else 0, and
-  /// must set the scalar to 1 if any process has a 1: see agree_over(). A Stepper with data_parallel calls agree_by
-  /// itself.
+  /// must set the scalar to 1 if any process has a 1: ProcessGroup::all_reduce with
+  /// ReduceOp::Max does. A Stepper with data_parallel calls agree_by itself.
   void agree_by(std::function<void(const at::Tensor& found_inf)> agree);
 
   /// The scale; 1 if disabled. Waits for the device.

@@ -3,13 +3,13 @@
 // An ItemSource is made from tensors, from a data set of torch::data, from a folder with a subfolder for each class, or
 // by hand.
 //
-//   auto digits = snug::tensor_items({images, labels});
-//   auto mnist = snug::dataset_items(torch::data::datasets::MNIST("mnist"));
-//   auto pictures = snug::folder_items("pets", [](const std::filesystem::path& file) { return read_picture(file); });
+//   auto digits = snug::ItemSource::of_tensors({images, labels});
+//   auto mnist = snug::ItemSource::of_dataset(torch::data::datasets::MNIST("mnist"));
+//   auto pictures = snug::ItemSource::of_folder("pets", read_picture);     // a function from the file to a tensor
 //
 // Loader: batches of a data set, made by threads ahead of use. After a restart, the order of the items goes on exactly.
 //
-//   snug::Loader loader(snug::tensor_items({images, labels}), {.batch = 64, .seed = 7});
+//   snug::Loader loader(snug::ItemSource::of_tensors({images, labels}), {.batch = 64, .seed = 7});
 //   for (int epoch = 0; epoch < 10; ++epoch)
 //     while (auto batch = loader.next()) stepper.step(snug::Batch(*batch), loss_of);
 //   ... save loader.state_dict(), load it after a restart: next() gives the batch that was next
@@ -29,45 +29,45 @@
 
 namespace snug {
 
-/// The tensors of one item, such as a picture and a label, each without a dimension for the batch.
-using Item = std::vector<at::Tensor>;
-
 /// A data set that gives any item at any time.
 struct ItemSource {
+  /// The tensors of one item, such as a picture and a label, each without a dimension for the batch.
+  using Item = std::vector<at::Tensor>;
+
   int64_t size = 0;
   /// Returns item `index`, from 0 to size - 1, on the CPU. Several threads call `get` at once. `seed` is another number
   /// for each item and epoch, and the same number after a restart: draw random changes of the item from `seed`.
   std::function<Item(int64_t index, uint64_t seed)> get = {};
   /// A name for messages, such as the item's file. Empty: the item's number says enough.
   std::function<std::string(int64_t index)> name = {};
+
+  /// Item i: row i of each tensor, as a view. Throws ConfigError for no tensors, and for tensors with different numbers
+  /// of rows.
+  static ItemSource of_tensors(std::vector<at::Tensor> tensors);
+
+  /// A data set of torch::data whose examples are tensors: data and target, or data alone (TensorExample). Several
+  /// threads call the data set's get() at once, as LibTorch's own loaders do on copies of the data set. MNIST and
+  /// TensorDataset allow calls from several threads.
+  template <class Dataset>
+  static ItemSource of_dataset(Dataset dataset) {
+    const auto shared = std::make_shared<Dataset>(std::move(dataset));
+    return {.size = static_cast<int64_t>(shared->size().value()), .get = [shared](int64_t index, uint64_t) {
+              auto example = shared->get(static_cast<size_t>(index));
+              if constexpr (requires { example.target; }) {
+                return Item{std::move(example.data), std::move(example.target)};
+              } else {
+                return Item{std::move(example.data)};
+              }
+            }};
+  }
+
+  /// The files in the subfolders of `folder`, one subfolder for each class. Item i is {read(file), class of the file},
+  /// the class an int64 scalar. Classes and files are in the order of their names. Files whose name begins with a dot
+  /// are left out. Several threads call `read` at once. Throws ConfigError, naming the folder, if the folder is missing
+  /// or a class has no file.
+  static ItemSource of_folder(const std::filesystem::path& folder,
+                              std::function<at::Tensor(const std::filesystem::path& file)> read);
 };
-
-/// Item i: row i of each tensor, as a view. Throws ConfigError for no tensors, and for tensors with different numbers
-/// of rows.
-ItemSource tensor_items(std::vector<at::Tensor> tensors);
-
-/// A data set of torch::data whose examples are tensors: data and target, or data alone (TensorExample). Several
-/// threads call the data set's get() at once, as LibTorch's own loaders do on copies of the data set. MNIST and
-/// TensorDataset allow calls from several threads.
-template <class Dataset>
-ItemSource dataset_items(Dataset dataset) {
-  const auto shared = std::make_shared<Dataset>(std::move(dataset));
-  return {.size = static_cast<int64_t>(shared->size().value()), .get = [shared](int64_t index, uint64_t) {
-            auto example = shared->get(static_cast<size_t>(index));
-            if constexpr (requires { example.target; }) {
-              return Item{std::move(example.data), std::move(example.target)};
-            } else {
-              return Item{std::move(example.data)};
-            }
-          }};
-}
-
-/// The files in the subfolders of `folder`, one subfolder for each class. Item i is {read(file), class of the file},
-/// the class an int64 scalar. Classes and files are in the order of their names. Files whose name begins with a dot are
-/// left out. Several threads call `read` at once. Throws ConfigError, naming the folder, if the folder is missing or a
-/// class has no file.
-ItemSource folder_items(const std::filesystem::path& folder,
-                        std::function<at::Tensor(const std::filesystem::path& file)> read);
 
 struct LoaderOptions {
   /// Items in a batch, over all ranks. The last batch of an epoch has the remaining items.

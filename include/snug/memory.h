@@ -60,24 +60,6 @@ class Optimizer;
 
 namespace snug {
 
-/// Bytes of tensor memory on the meter's device. The categories describe the peak, and add up:
-/// parameters + gradients + optimizer_state + activations + workspace + outputs + before == level at the start +
-/// peak_bytes.
-/// Gradients that are not in `gradients`:
-/// - A gradient that backward made after the peak is in no category.
-/// - A gradient that was dropped since the peak is workspace.
-struct MemoryReport {
-  int64_t live_bytes = 0;       ///< alive now, above the level when the meter was made
-  int64_t peak_bytes = 0;       ///< most bytes alive at once, above the level when the meter was made
-  int64_t parameters = 0;       ///< parameters and buffers of attached modules
-  int64_t gradients = 0;        ///< in attached parameters' grad() when report() is called
-  int64_t optimizer_state = 0;  ///< state of attached optimizers
-  int64_t activations = 0;      ///< saved for backward by autograd
-  int64_t workspace = 0;        ///< anything else that was allocated under the meter and is gone again
-  int64_t outputs = 0;          ///< anything else that was allocated under the meter and is still alive
-  int64_t before = 0;           ///< memory that was alive before the meter and is not attached
-};
-
 /// Counts from the meter's construction on. Not copyable; several meters may live at once. A device without an index
 /// means the current device at the construction. Pinned host memory is not counted.
 /// On a device other than the CPU, make and destroy the meter on the thread that trains. On the training thread, a
@@ -88,6 +70,24 @@ struct MemoryReport {
 /// else refers to as well. So the Function may return the tensors as gradients.
 class MemoryMeter {
  public:
+  /// Bytes of tensor memory on the meter's device. The categories describe the peak, and add up:
+  /// parameters + gradients + optimizer_state + activations + workspace + outputs + before == level at the start +
+  /// peak_bytes.
+  /// Gradients that are not in `gradients`:
+  /// - A gradient that backward made after the peak is in no category.
+  /// - A gradient that was dropped since the peak is workspace.
+  struct Report {
+    int64_t live_bytes = 0;       ///< alive now, above the level when the meter was made
+    int64_t peak_bytes = 0;       ///< most bytes alive at once, above the level when the meter was made
+    int64_t parameters = 0;       ///< parameters and buffers of attached modules
+    int64_t gradients = 0;        ///< in attached parameters' grad() when report() is called
+    int64_t optimizer_state = 0;  ///< state of attached optimizers
+    int64_t activations = 0;      ///< saved for backward by autograd
+    int64_t workspace = 0;        ///< anything else that was allocated under the meter and is gone again
+    int64_t outputs = 0;          ///< anything else that was allocated under the meter and is still alive
+    int64_t before = 0;           ///< memory that was alive before the meter and is not attached
+  };
+
   /// Throws ConfigError if live bytes cannot be counted (see live_bytes).
   MemoryMeter();
   explicit MemoryMeter(c10::Device device);
@@ -102,7 +102,7 @@ class MemoryMeter {
   void attach(const torch::optim::Optimizer& optimizer);
 
   /// Bytes now and at most, and the categories at the peak, since the meter was made.
-  MemoryReport report() const;
+  Report report() const;
 
  private:
   class Impl;
@@ -130,7 +130,8 @@ class OperatorSeam;
 class [[nodiscard]] MemoryLimit final {
  public:
   /// Throws:
-  /// - LimitBelowUse, if more than `bytes` is taken already (the message has both numbers);
+  /// - ConfigError, if more than `bytes` is taken already (the message has both numbers). is_out_of_memory() is true of
+  ///   the exception;
   /// - ConfigError, if the device cannot be used, or if another library has replaced snug's allocator of CPU memory.
   MemoryLimit(c10::Device device, Bytes bytes);
   /// If operators are checked, the limit must end on the thread that made the limit.
@@ -138,33 +139,19 @@ class [[nodiscard]] MemoryLimit final {
   MemoryLimit(const MemoryLimit&) = delete;
   MemoryLimit& operator=(const MemoryLimit&) = delete;
 
+  /// The smallest MemoryLimit that can be set now: live bytes, and on CUDA also the gaps between tensors that CUDA's
+  /// allocator cannot give back. The call gives back all gaps that the allocator can give back.
+  static Bytes smallest(c10::Device device);
+
  private:
   c10::Device device_;
   int64_t bytes_;
   std::unique_ptr<detail::OperatorSeam> seam_;  // null if the allocator keeps the limit
 };
 
-/// Switches limits of exactly `bytes` on `device` off until the end of the scope: for work that must not stop halfway,
-/// and to find out how large a limit must be.
-class [[nodiscard]] LimitPaused final {
- public:
-  LimitPaused(c10::Device device, Bytes bytes);
-  ~LimitPaused();
-  LimitPaused(const LimitPaused&) = delete;
-  LimitPaused& operator=(const LimitPaused&) = delete;
-
- private:
-  c10::Device device_;
-  int64_t bytes_;
-};
-
 /// Bytes of tensor memory alive on `device` now: on the CPU as requested by tensors, elsewhere as counted by the
 /// device's allocator. A device without an index means the current device. Pinned host memory is not counted.
 Bytes live_bytes(c10::Device device);
-
-/// The smallest MemoryLimit that can be set now: live bytes, and on CUDA also the gaps between tensors that CUDA's
-/// allocator cannot give back. The call gives back all gaps that the allocator can give back.
-Bytes smallest_limit(c10::Device device);
 
 namespace detail {
 class PolicyScope;

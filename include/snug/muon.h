@@ -2,7 +2,7 @@
 // Muon: momentum, orthogonalised, for the matrices of a model, and AdamW for the model's other parameters, in the same
 // optimizer.
 //
-//   snug::Muon optimizer(snug::muon_groups(*model, {.lr = 0.02}, {.lr = 3e-4}));
+//   snug::Muon optimizer(snug::Muon::groups(*model, {.lr = 0.02}, {.lr = 3e-4}));
 
 #include <array>
 #include <functional>
@@ -17,12 +17,6 @@
 
 namespace snug {
 
-/// How the learning rate follows the shape [rows, columns] of a matrix.
-enum class MuonRate {
-  Original,       ///< times sqrt(max(1, rows / columns))
-  MatchRmsAdamW,  ///< times 0.2 sqrt(max(rows, columns)), so that AdamW's rates fit: Liu et al. 2025, arXiv:2502.16982
-};
-
 struct MuonOptions {
   double lr = 1e-3;
   double weight_decay = 0.1;  ///< decoupled from the gradient
@@ -31,7 +25,10 @@ struct MuonOptions {
   std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};  ///< of the Newton-Schulz iteration
   double eps = 1e-7;                                                  ///< least norm that a matrix is divided by
   int64_t ns_steps = 5;                                               ///< 0 to 99
-  MuonRate adjust_lr = MuonRate::Original;
+  /// How the learning rate follows the shape [rows, columns] of a matrix.
+  /// - false: times sqrt(max(1, rows / columns)).
+  /// - true: times 0.2 sqrt(max(rows, columns)), so that AdamW's rates fit: Liu et al. 2025, arXiv:2502.16982.
+  bool match_rms_adamw = false;
 };
 
 /// The options of a group of matrices.
@@ -59,6 +56,14 @@ class Muon : public FusedOptimizer {
   explicit Muon(std::vector<at::Tensor> matrices, MuonOptions options = {});
   explicit Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups, MuonOptions options = {});
 
+  /// Two groups for the constructor. Muon gets the trained matrices of a module. AdamW gets the module's other trained
+  /// parameters, the weights of torch::nn::Embedding, and the parameters for which `by_adamw(name, parameter)` is true.
+  /// The output layer belongs to AdamW, too: let `by_adamw` return true for the output layer. Throws ConfigError if no
+  /// matrix is left.
+  static std::vector<torch::optim::OptimizerParamGroup> groups(
+      const torch::nn::Module& module, MuonOptions muon = {}, AdamWOptions adamw = {},
+      const std::function<bool(const std::string& name, const at::Tensor& parameter)>& by_adamw = {});
+
   int64_t shard_multiple() const override { return 0; }
   int64_t workspace_bytes() const override;
 
@@ -69,12 +74,5 @@ class Muon : public FusedOptimizer {
   std::function<void()> prepare(const Work& work) const override;
   bool state_may_leave() const override { return false; }
 };
-
-/// Two groups. Muon gets the trained matrices of a module. AdamW gets the module's other trained parameters, the
-/// weights of torch::nn::Embedding, and the parameters for which `by_adamw(name, parameter)` is true. The output layer
-/// belongs to AdamW, too: let `by_adamw` return true for the output layer. Throws ConfigError if no matrix is left.
-std::vector<torch::optim::OptimizerParamGroup> muon_groups(
-    const torch::nn::Module& module, MuonOptions muon = {}, AdamWOptions adamw = {},
-    const std::function<bool(const std::string& name, const at::Tensor& parameter)>& by_adamw = {});
 
 }  // namespace snug

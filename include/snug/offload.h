@@ -51,18 +51,6 @@ struct OffloadOptions {
   std::filesystem::path directory = {};
 };
 
-/// The bytes of all transfers so far. A tensor that is saved several times counts once.
-struct OffloadReport {
-  int64_t bytes_out = 0;      ///< copied to the host, or written to the file
-  int64_t bytes_back = 0;     ///< brought back for backward
-  int64_t bytes_kept = 0;     ///< not moved, because of the cap or a write that failed
-  int64_t failed_writes = 0;  ///< tensors that stayed in memory because the file could not take them
-  std::string failure = {};   ///< the reason of the last failed write
-
-  /// A text for people: one line, or two lines if a write failed.
-  std::string str() const;
-};
-
 /// During the lifetime of the object, tensors that autograd saves on this thread go to the host. The tensors come back
 /// in the order of backward, one tensor ahead of the tensor in use. A storage goes once, however many tensors on the
 /// storage are saved, and comes back whole.
@@ -85,13 +73,25 @@ struct OffloadReport {
 /// at the first CPU tensor.
 class [[nodiscard]] SaveOnHost final {
  public:
+  /// The bytes of all transfers so far. A tensor that is saved several times counts once.
+  struct Report {
+    int64_t bytes_out = 0;      ///< copied to the host, or written to the file
+    int64_t bytes_back = 0;     ///< brought back for backward
+    int64_t bytes_kept = 0;     ///< not moved, because of the cap or a write that failed
+    int64_t failed_writes = 0;  ///< tensors that stayed in memory because the file could not take them
+    std::string failure = {};   ///< the reason of the last failed write
+
+    /// A text for people: one line, or two lines if a write failed.
+    std::string str() const;
+  };
+
   explicit SaveOnHost(OffloadOptions options = {});
   ~SaveOnHost();
   SaveOnHost(const SaveOnHost&) = delete;
   SaveOnHost& operator=(const SaveOnHost&) = delete;
 
   /// The bytes of all offloaded tensors so far.
-  OffloadReport report() const;
+  Report report() const;
 
  private:
   class Impl;

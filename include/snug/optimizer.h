@@ -122,17 +122,17 @@ struct StateFile {
 /// The place of an optimizer's state.
 using StatePlacement = std::variant<StateOnDevice, StateFile>;
 
-/// Bytes of an optimizer with the state in another place than the memory of the parameters' device.
-struct StatePlacementBytes {
-  int64_t moved = 0;      ///< the state of all trained parameters, made already or still to be made, that is elsewhere
-  int64_t workspace = 0;  ///< memory that an update allocates in this process and frees again, a window included
-
-  friend bool operator==(const StatePlacementBytes&, const StatePlacementBytes&) = default;
-};
-
 /// An optimizer whose state can be in several places.
 class MovableState {
  public:
+  /// Bytes of an optimizer with the state in another place than the memory of the parameters' device.
+  struct PlacementBytes {
+    int64_t moved = 0;  ///< the state of all trained parameters, made already or still to be made, that is elsewhere
+    int64_t workspace = 0;  ///< memory that an update allocates in this process and frees again, a window included
+
+    friend bool operator==(const PlacementBytes&, const PlacementBytes&) = default;
+  };
+
   virtual ~MovableState() = default;
 
   /// Moves the state, and keeps the state in the new place from now on. step() gives the same bits. With a file, step()
@@ -141,7 +141,7 @@ class MovableState {
   virtual StatePlacement state_placement() const = 0;
   /// The bytes with the state in `place`, before or after keep_state_in(). Zeros for StateOnDevice, and if the state
   /// cannot be in `place`.
-  virtual StatePlacementBytes bytes_with_state_in(const StatePlacement& place) const = 0;
+  virtual PlacementBytes bytes_with_state_in(const StatePlacement& place) const = 0;
 };
 
 }  // namespace snug

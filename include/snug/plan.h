@@ -50,7 +50,7 @@ class ActivationPlan {
   /// far from the fastest plan this plan can be.
   std::string explain() const;
   /// The bytes offloaded so far, in all passes under this plan and the plan's copies.
-  OffloadReport offloaded() const;
+  SaveOnHost::Report offloaded() const;
 
   /// The plan, and the profile from which the plan was made.
   std::string to_json() const;

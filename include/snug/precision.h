@@ -1,8 +1,7 @@
 #pragma once
 // Precision: the floating-point type of the forward pass, and a choice of the type by measurement.
 //
-//   const auto speed = snug::measure_matmul_speed(device);                    // once, under a tenth of a second
-//   snug::Precision p = snug::choose_precision(speed, device.type());         // 16 bits only where they are faster
+//   const snug::Precision p = snug::choose_precision(device);         // 16 bits only where they are faster
 //
 // PrecisionScope: names a region of forward, so that dynamic precision can move the region to FP32 when 16 bits
 // overflow or underflow in the region.
@@ -63,42 +62,15 @@ Precision precision_from_string(std::string_view name);
 /// The type to autocast to; Float32 gives kFloat. Throws ConfigError for Auto, which is a question, not an answer.
 c10::ScalarType compute_dtype(Precision);
 
-/// Billions of floating-point operations a second in square matrix products on the device. 0: the device has no
-/// products of that type, or is too slow to measure in time.
-struct MatmulSpeed {
-  double float32 = 0;
-  double bfloat16 = 0;
-  double float16 = 0;        ///< a small product, so that a CPU without FP16 instructions answers in milliseconds
-  double float32_small = 0;  ///< the same small product, to compare float16 with
-};
-/// Takes less than 100 ms, beside the time that libraries need to start. Without a measurement, the first training step
-/// needs the same time to start libraries.
-MatmulSpeed measure_matmul_speed(c10::Device device);
-
-/// Chooses the precision:
+/// The fastest precision on a device, by a measurement that is made once per device and process:
 /// - BFloat16 if BF16 products are at least 1.2 times as fast as FP32 products, because casts cost time too. BFloat16
 ///   comes first, because BFloat16 needs no loss scaling;
 /// - else Float16 if FP16 products are at least 1.2 times as fast, on devices other than a CPU: GPUs before Ampere have
 ///   fast FP16, but hardly any BF16;
 /// - else Float32.
-Precision choose_precision(const MatmulSpeed& speed, c10::DeviceType device);
-
-/// choose_precision of a measurement that is made once per device and process.
-Precision measured_precision(c10::Device device);
-
-/// The accuracy that LibTorch lets CUDA's matrix products give up for speed. The settings belong to the process.
-struct MatmulAccumulation {
-  bool fp16_reduction = true;      ///< partial sums of FP16 products may be added in FP16; LibTorch's default
-  bool bf16_reduction = true;      ///< the same for BF16
-  bool fp16_accumulation = false;  ///< FP16 products may sum in FP16 throughout
-  bool tf32 = false;               ///< FP32 products may round their inputs to TF32, which has a mantissa of 10 bits
-};
-/// The settings of this process now.
-MatmulAccumulation matmul_accumulation();
-
-/// From now on, in the whole process, 16-bit matrix products sum in FP32. FP32 products, products of convolutions
-/// included, use TF32 only if allowed. Changes nothing on most CPUs, whose 16-bit products sum in FP32 already.
-void accumulate_matmuls_in_fp32(bool allow_tf32 = false);
+/// The measurement takes less than 100 ms, beside the time that libraries need to start. Without a measurement, the
+/// first training step needs the same time to start libraries.
+Precision choose_precision(c10::Device device);
 
 /// Has an effect only inside a step of a Stepper with a precision guard, and only if the guard has moved the region.
 /// Autocast then casts to FP32 instead of to 16 bits, inputs that arrive in 16 bits included. Scopes nest; a scope
@@ -126,8 +98,9 @@ struct GradientStatistics {
   int64_t non_finite = 0;  ///< infinite or NaN: overflow
   /// The number of the other elements with |g| in [2^e, 2^(e+1)), for e from kLowest to kHighest.
   std::array<int64_t, kHighest - kLowest + 1> exponents{};
-  /// Among the weights whose gradient is not 0, the share that a step did not change in 16 bits; see LostUpdates.
-  /// Empty: not measured.
+  /// Among the weights whose gradient is not 0, the share that a step did not change in 16 bits, because
+  /// the change is less than half the distance between neighbouring 16-bit values. FP32 weights, masters or stochastic
+  /// rounding avoid this loss. Empty: not measured.
   std::optional<double> lost_updates;
 
   /// Share of all elements with |g| * scale below `smallest`, zeros included. With `smallest` = 2^-24 for FP16, the
@@ -139,27 +112,6 @@ struct GradientStatistics {
 /// once. One pass over each gradient, and an FP32 copy of one at a time.
 std::vector<GradientStatistics> gradient_statistics(
     const std::vector<std::pair<std::string, at::Tensor>>& named_parameters);
-
-/// The part of a step that 16-bit weights lose, because the part is less than half the distance between neighbouring
-/// 16-bit values. FP32 weights, masters or stochastic rounding avoid this loss. FP32 weights are rounded to `dtype`
-/// before the comparison.
-///
-///   auto statistics = snug::gradient_statistics(parameters);
-///   const snug::LostUpdates lost(parameters, torch::kBFloat16);
-///   optimizer.step();
-///   lost.add_to(statistics);
-class LostUpdates {
- public:
-  /// Keeps a copy in `dtype`, kHalf or kBFloat16, of each parameter that has a gradient.
-  LostUpdates(const std::vector<std::pair<std::string, at::Tensor>>& named_parameters, c10::ScalarType dtype);
-
-  /// `statistics`: of the same parameters, with the same gradients. Waits for the device once.
-  void add_to(std::vector<GradientStatistics>& statistics) const;
-
- private:
-  std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> before_;
-};
 
 /// Micikevicius et al. 2018, arXiv:1710.03740, section 3.1. Parameters that are FP32 or FP64 already are their own
 /// masters.

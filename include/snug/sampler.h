@@ -13,14 +13,6 @@
 
 namespace snug {
 
-/// The begin of rank `rank`'s share of `count` items, divided among `ranks` ranks. The share ends at the begin of the
-/// next rank's share.
-int64_t share_begin(int64_t count, int64_t rank, int64_t ranks);
-
-/// `count` of the indices 0 ... size - 1, spread evenly from the first to the last: the same indices at every call. All
-/// indices, if `size` is not larger than `count`.
-std::vector<int64_t> evenly_spread(int64_t count, int64_t size);
-
 class Sampler {
  public:
   /// Visits the indices 0 ... size - 1. Throws ConfigError if size is below 1.

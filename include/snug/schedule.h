@@ -7,7 +7,6 @@
 //   for (auto& group : optimizer.param_groups()) {
 //     group.options().set_lr(schedule.at(step));                               // step counts from 0
 //   }
-//   double lr = snug::scale_learning_rate(3e-4, 512, 64, LrScaling::Sqrt);     // tuned at batch 64, run at 512
 
 #include <cstdint>
 
@@ -32,16 +31,5 @@ struct WarmupCosine {
   /// Throws ConfigError, with the field and its value, if a field is out of its range.
   void check() const;
 };
-
-/// How a learning rate that was tuned for one batch size carries over to another.
-enum class LrScaling {
-  None,    ///< unchanged
-  Linear,  ///< times batch / base_batch: SGD (Goyal et al. 2017, arXiv:1706.02677, section 2.1)
-  Sqrt,    ///< times sqrt(batch / base_batch): keeps the variance of the update (Krizhevsky 2014, arXiv:1404.5997)
-};
-
-/// The learning rate for `batch` items per optimizer step (of all ranks and micro-batches together), given the one
-/// that suits `base_batch`. Throws ConfigError unless base_lr is positive and finite and both sizes are at least 1.
-double scale_learning_rate(double base_lr, int64_t batch, int64_t base_batch, LrScaling scaling);
 
 }  // namespace snug

@@ -48,20 +48,20 @@ struct SnapshotOptions {
   std::function<void(int64_t step, const std::string& reason)> on_damaged = {};
 };
 
-/// A snapshot on the disk.
-struct SnapshotState {
-  int64_t step = 0;
-  std::filesystem::path folder;
-  int64_t bytes = 0;   ///< size of all parts, from the manifest; 0 without a readable manifest
-  std::string damage;  ///< empty: the snapshot is whole
-};
-
 /// `directory`/step-00000120/ holds manifest.json (format version, step, size and CRC-32 of every file) and one
 /// NAME.safetensors for each Stateful. The file NAME.safetensors has the tensors of the Stateful under their dotted
 /// names with their dtypes. All other values, and the order, are JSON in the file's metadata ("snug.state"). Only one
 /// process may save at a time; any number of processes may load.
 class SnapshotStore {
  public:
+  /// A snapshot on the disk.
+  struct Snapshot {
+    int64_t step = 0;
+    std::filesystem::path folder;
+    int64_t bytes = 0;   ///< size of all parts, from the manifest; 0 without a readable manifest
+    std::string damage;  ///< empty: the snapshot is whole
+  };
+
   /// Touches nothing yet: save() creates the directory. Throws ConfigError if keep is below 1.
   explicit SnapshotStore(std::filesystem::path directory, SnapshotOptions options = {});
   /// For tests: `files` may fail, and must outlive the store.
@@ -90,7 +90,7 @@ class SnapshotStore {
   std::optional<int64_t> latest() const;
 
   /// All snapshots, the oldest first. Every file is read and compared with the file's checksum.
-  std::vector<SnapshotState> inspect() const;
+  std::vector<Snapshot> inspect() const;
 
   /// Renames the folder of this step's snapshot to *.damaged, and returns the new path. The folder no longer counts as
   /// a snapshot, and stays for people to look at. An earlier folder of the new name is removed.

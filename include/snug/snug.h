@@ -14,7 +14,6 @@
 #include "snug/core.h"
 #include "snug/extra/batch_norm.h"
 #include "snug/extra/bias_gelu.h"
-#include "snug/extra/checked_function.h"
 #include "snug/extra/ema.h"
 #include "snug/extra/gradient_noise.h"
 #include "snug/extra/reversible.h"
@@ -35,4 +34,3 @@
 #include "snug/state.h"
 #include "snug/step_in_backward.h"
 #include "snug/stepper.h"
-#include "snug/training_ranks.h"

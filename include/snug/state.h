@@ -19,11 +19,7 @@
 // afterwards.
 //
 // is_out_of_memory: recognises the exceptions that mean a lack of tensor memory.
-//
-// OtherState: state that a language with bindings to snug keeps beside the memory of tensors. Planning restores
-// OtherState.
 
-#include <any>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -37,8 +33,6 @@
 
 namespace snug {
 
-struct StateEntry;
-
 /// An ordered map from names to tensors, integers, doubles, booleans, strings or further StateDicts. Names are unique;
 /// entries keep the order of the first `set`. Tensors are kept by reference, as everywhere in torch: clone a tensor
 /// that will change.
@@ -46,6 +40,7 @@ class StateDict {
  public:
   /// The types that an entry may have. A StateDict may contain StateDicts.
   using Value = std::variant<at::Tensor, int64_t, double, bool, std::string, StateDict>;
+  struct Entry;
 
   StateDict();
   StateDict(const StateDict&);
@@ -71,17 +66,17 @@ class StateDict {
   const T& get(const std::string& name) const;
 
   /// All entries, in order. Deleted for a temporary, because a temporary dies before a range-for over the entries ends.
-  const std::vector<StateEntry>& entries() const&;
-  const std::vector<StateEntry>& entries() && = delete;
+  const std::vector<Entry>& entries() const&;
+  const std::vector<Entry>& entries() && = delete;
 
  private:
-  std::vector<StateEntry> entries_;
+  std::vector<Entry> entries_;
 };
 
 /// A name and its value.
-struct StateEntry {
+struct StateDict::Entry {
   std::string name;
-  StateDict::Value value;
+  Value value;
 };
 
 /// An object with state, seen from outside: `state` returns the state; `load` checks and restores a state. Made by
@@ -131,35 +126,11 @@ class RngState {
 /// The generators as a part of a snapshot.
 Stateful stateful_rng();
 
-/// Restores the generators, at the end of the scope, to their state at the guard's construction.
-class [[nodiscard]] RngGuard final {
- public:
-  RngGuard() : state_(RngState::capture()) {}
-  ~RngGuard() { state_.restore(); }
-  RngGuard(const RngGuard&) = delete;
-  RngGuard& operator=(const RngGuard&) = delete;
-
- private:
-  RngState state_;
-};
-
 /// Whether an exception says that a device or LibTorch ran out of tensor memory:
 /// - c10::OutOfMemoryError;
 /// - the c10::Error with which CUDA and CUDA's libraries report a failed allocation of their own;
 /// - the exceptions that an interpreter (TorchScript, Python) makes of the first two kinds;
-/// - LimitBelowUse.
+/// - the ConfigError of a MemoryLimit below the bytes that are taken already.
 bool is_out_of_memory(const std::exception& error);
-
-/// State of another language. In Python: `random`, numpy.random, and the identity of the tensors that are buffers of
-/// modules. `capture` is called on the thread of the step before the step runs; the result of `capture` is kept until
-/// nothing more can be restored. `restore` must not throw.
-struct OtherState {
-  std::function<std::any()> capture;
-  std::function<void(const std::any&)> restore;
-};
-/// From now on, planning in this process also restores `state`.
-void set_other_state(OtherState state);
-/// The OtherState set last; the functions are empty if no OtherState was set.
-const OtherState& other_state();
 
 }  // namespace snug

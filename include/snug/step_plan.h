@@ -128,7 +128,7 @@ class StepResult {
   int64_t peak_bytes = 0;     ///< most tensor memory alive at once on the model's device, earlier tensors included
   int64_t bytes_sent = 0;     ///< of gradients, handed to all-reduce with other ranks; see DataParallel::bytes_reduced
   /// Seconds in which gradients were on their way, and the part that was not hidden behind backward; NaN with NCCL. See
-  /// CommunicationTime.
+  /// DataParallel::CommunicationTime.
   double communication_seconds = 0, communication_waited = 0;
   double seconds = 0;  ///< until everything was queued; on a CPU, until everything was done
   /// The rise of memory in forward and backward above the level before the step, less the bytes of all gradients: the
@@ -158,7 +158,7 @@ class StepResult {
   at::Tensor grad_norm_;
   at::Tensor first_grad_norm_;
   at::Tensor scale_;
-  StepOutcome outcome_{false};
+  GradScaler::Outcome outcome_{false};
 };
 
 }  // namespace snug

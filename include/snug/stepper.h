@@ -144,7 +144,7 @@ class Stepper {
   };
   struct MicroBatches {
     int64_t items;  // in the whole batch
-    BatchShape shape;
+    Batch::Shape shape;
     // Makes items `now` current, and starts to move items `ahead` to the device. An empty `now` only releases all
     // loaded items.
     std::function<void(Range now, std::optional<Range> ahead)> load;
@@ -181,17 +181,17 @@ namespace detail {
 
 template <class B>
 B to_device(const B& batch, c10::Device device) {
-  if constexpr (requires { batch_to(batch, device); }) {
-    return batch_to(batch, device);
+  if constexpr (requires { batch.to(device); }) {
+    return batch.to(device);
   } else {
     return batch;
   }
 }
 
 template <class B>
-BatchShape shape_of(const B& batch) {
-  if constexpr (requires { batch_shape(batch); }) {
-    return batch_shape(batch);
+Batch::Shape shape_of(const B& batch) {
+  if constexpr (requires { batch.shape(); }) {
+    return batch.shape();
   } else {
     return {};
   }
@@ -207,19 +207,19 @@ Stepper::MicroBatches Stepper::source_of(const B& batch, F& loss_of) {
   };
   const auto loaded = std::make_shared<Loaded>();
   const auto fetch = [this, &batch](Range range) {
-    const bool is_whole = range.begin == 0 && range.end == batch_size(batch);
+    const bool is_whole = range.begin == 0 && range.end == static_cast<int64_t>(batch.size());
     return is_whole ? detail::to_device(batch, device())
-                    : detail::to_device(batch_slice(batch, range.begin, range.end), device());
+                    : detail::to_device(batch.slice(range.begin, range.end), device());
   };
   const auto fetch_ahead = [this, &batch, fetch](Range range) {
     if constexpr (std::is_same_v<B, Batch>) {
-      return copy_ahead(batch_slice(batch, range.begin, range.end));
+      return copy_ahead(batch.slice(range.begin, range.end));
     } else {
       return fetch(range);
     }
   };
   return {
-      .items = batch_size(batch),
+      .items = static_cast<int64_t>(batch.size()),
       .shape = detail::shape_of(batch),
       .load =
           [this, loaded, fetch, fetch_ahead](Range now, std::optional<Range> ahead) {

@@ -21,7 +21,9 @@
 
 namespace snug {
 
+namespace detail {
 class TrainingRanks;
+}
 
 /// The end of an unfinished accumulation window at flush().
 enum class Tail {
@@ -102,7 +104,7 @@ struct AccumulateOptions {
 ///   out of memory, else DistributedError.
 struct RankOptions {
   /// A DataParallel of the same model, not owned.
-  TrainingRanks* data_parallel = nullptr;
+  detail::TrainingRanks* data_parallel = nullptr;
   /// Steps between comparisons of the parameters' checksums over all ranks, with data_parallel; 0: never. See
   /// DataParallel::check_replicas.
   int64_t check_replicas_every = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// The interfaces between a Stepper and the other ranks of a job. The classes that implement the interfaces are in the
-// target snug::distributed: DataParallel and SyncBatchNorm.
+// The interfaces between a Stepper and the other ranks of a job, for snug's own use. The classes that implement the
+// interfaces are in the target snug::distributed: DataParallel and SyncBatchNorm.
 
 #include <memory>
 #include <vector>
@@ -8,12 +8,12 @@
 #include <ATen/core/Tensor.h>
 
 namespace snug {
-
 class ProcessGroup;
-
-namespace detail {
-class StepRanks;
 }
+
+namespace snug::detail {
+
+class StepRanks;
 
 /// The ranks that train a model together: see DataParallel.
 class TrainingRanks {
@@ -21,7 +21,7 @@ class TrainingRanks {
   virtual ~TrainingRanks() = default;
   /// For a Stepper of a model with the parameters `of_model`. Throws ConfigError if the ranks train another model,
   /// without these parameters.
-  virtual std::unique_ptr<detail::StepRanks> step_ranks(const std::vector<at::Tensor>& of_model) = 0;
+  virtual std::unique_ptr<StepRanks> step_ranks(const std::vector<at::Tensor>& of_model) = 0;
 };
 
 /// A module in whose forward() the ranks wait for each other: see SyncBatchNorm.
@@ -32,4 +32,4 @@ class SendsInForward {
   virtual const ProcessGroup* sends_over() const = 0;
 };
 
-}  // namespace snug
+}  // namespace snug::detail

@@ -19,12 +19,12 @@
 #include "program/compare/ranks.h"
 #include "program/datasets/digits.h"
 #include "program/models/mlp.h"
+#include "program/run/config.h"
 #include "program/run/device.h"
 #include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/extra/batch_norm.h"
-#include "snug/schedule.h"
 #include "snug/sgd.h"
 #include "snug/stepper.h"
 

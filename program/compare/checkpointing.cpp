@@ -33,9 +33,9 @@ struct Contender {
   std::string family, label;
   std::function<Tensor()> forward;
   bool is_same_network = true;
-  MemoryReport memory = {};  // of a step with AdamW
-  int64_t activations = 0;   // peak of forward and backward above the level before, less the bytes of all gradients
-  Spread time = {};          // of a forward and backward pass, plain = 1
+  MemoryMeter::Report memory = {};  // of a step with AdamW
+  int64_t activations = 0;  // peak of forward and backward above the level before, less the bytes of all gradients
+  Spread time = {};         // of a forward and backward pass, plain = 1
   bool has_same_bits = false;
 
   std::string title() const { return label.empty() ? family : family + ", " + label; }
@@ -194,7 +194,7 @@ Exhibit memory_bars(const DeepModel& model, const std::vector<Contender>& conten
   Bars bars{.quantity = Quantity::Bytes,
             .parts = {"parameters", "gradients", "optimizer state", "activations", "workspace"}};
   for (const Contender& contender : contenders) {
-    const MemoryReport& memory = contender.memory;
+    const MemoryMeter::Report& memory = contender.memory;
     const auto number = [](int64_t bytes) { return static_cast<double>(bytes); };
     bars.bars.push_back({contender.title(),
                          {number(memory.parameters), number(memory.gradients), number(memory.optimizer_state),

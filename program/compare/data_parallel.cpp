@@ -56,13 +56,13 @@ class Work {
   std::array<Row, 2> measure(int micro_batches, int64_t rounds) {
     std::array<Row, 2> rows;
     std::array<std::vector<double>, 2> seconds;
-    std::array<CommunicationTime, 2> under_way;
+    std::array<DataParallel::CommunicationTime, 2> under_way;
     // The first round warms up: buckets change after the first round.
     for (int64_t round = -1; round < rounds; ++round) {
       for (const int turn : {0, 1}) {
         const int each = (turn + static_cast<int>(round) + 2) % 2;
         const int64_t bytes = ddp_->bytes_reduced();
-        const CommunicationTime before = ddp_->communication();
+        const DataParallel::CommunicationTime before = ddp_->communication();
         group_->barrier();
         const Tensor time =
             torch::full({}, seconds_of(torch::kCPU, [&] { step(micro_batches, each == 1); }), torch::kDouble);

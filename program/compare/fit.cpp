@@ -147,7 +147,7 @@ int64_t widest(const Rung& rung, const Sizes& sizes, int64_t from) {
 struct Result {
   int64_t width = 0, parameters = 0;
   double tokens_per_second = 0;
-  MemoryReport memory = {};
+  MemoryMeter::Report memory = {};
 };
 
 Result measure_rung(const Rung& rung, const Sizes& sizes, int64_t width) {
@@ -184,7 +184,7 @@ void ladder(Section& section, const Sizes& sizes) {
     sizes_bars.bars.push_back({rung.name,
                                {parameters},
                                fmt::format("{:.1f} x, {:.0f} tokens/s", parameters / plain, result.tokens_per_second)});
-    const MemoryReport& held = result.memory;
+    const MemoryMeter::Report& held = result.memory;
     const auto number = [](int64_t bytes) { return static_cast<double>(bytes); };
     memory.bars.push_back({rung.name,
                            {number(held.parameters), number(held.gradients), number(held.optimizer_state),

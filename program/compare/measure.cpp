@@ -94,7 +94,7 @@ StepBytes bytes_of_step(const std::vector<at::Tensor>& parameters, const std::fu
 }
 
 bool fits(c10::Device device, int64_t bytes, const std::function<void()>& work) {
-  if (smallest_limit(device).count() > bytes) {
+  if (MemoryLimit::smallest(device).count() > bytes) {
     return false;
   }
   const MemoryLimit limit(device, Bytes(bytes));

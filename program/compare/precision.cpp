@@ -168,7 +168,7 @@ Exhibit table_of(const std::vector<Measured>& all, const std::vector<int64_t>& b
 // The batch whose first step peaks at `limit` bytes of live memory, if the peak is affine in the batch.
 int64_t expected_batch(const Recipe& recipe, int64_t limit, c10::Device device) {
   constexpr int64_t kSmall = 512, kLarge = 1024;
-  const int64_t level = smallest_limit(device).count();
+  const int64_t level = MemoryLimit::smallest(device).count();
   const auto peak_at = [&](int64_t items) {
     const MemoryMeter meter(device);
     Run(recipe, device).step(two_tasks_data(items, device));

@@ -11,6 +11,7 @@
 #include "program/datasets/data_files.h"
 #include "snug/core.h"
 #include "snug/sampler.h"
+#include "src/data/shares.h"
 
 namespace snug {
 namespace {
@@ -150,7 +151,7 @@ std::vector<int64_t> TextCorpus::evenly_spread(int64_t count, int64_t length, Sp
   if (count < 1) {
     throw ConfigError(fmt::format("TextCorpus.evenly_spread: {} windows asked for; give at least 1", count));
   }
-  return snug::evenly_spread(count, number_of_windows(length, split));
+  return detail::evenly_spread(count, number_of_windows(length, split));
 }
 
 }  // namespace snug

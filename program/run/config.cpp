@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <initializer_list>
 #include <string_view>
 
@@ -62,6 +63,32 @@ std::string_view to_string(LrScaling scaling) {
 }
 LrScaling lr_scaling_from_string(std::string_view name) {
   return from_string("lr-scaling", name, {LrScaling::None, LrScaling::Linear, LrScaling::Sqrt});
+}
+
+double scale_learning_rate(double base_lr, int64_t batch, int64_t base_batch, LrScaling scaling) {
+  if (!(std::isfinite(base_lr) && base_lr > 0)) {
+    throw ConfigError(fmt::format("scale_learning_rate: base_lr is {}; give a finite learning rate above 0", base_lr));
+  }
+  if (batch < 1) {
+    throw ConfigError(
+        fmt::format("scale_learning_rate: batch is {}; give the items per optimizer step, at least 1", batch));
+  }
+  if (base_batch < 1) {
+    throw ConfigError(
+        fmt::format("scale_learning_rate: base_batch is {}; give the batch size that base_lr was tuned for, at least 1",
+                    base_batch));
+  }
+  const double ratio = static_cast<double>(batch) / static_cast<double>(base_batch);
+  switch (scaling) {
+    case LrScaling::None:
+      return base_lr;
+    case LrScaling::Linear:
+      return base_lr * ratio;
+    case LrScaling::Sqrt:
+      return base_lr * std::sqrt(ratio);
+  }
+  throw ConfigError(
+      fmt::format("scale_learning_rate: scaling is {}; give None, Linear or Sqrt", static_cast<int>(scaling)));
 }
 
 double TrainConfig::peak_lr() const { return scale_learning_rate(lr, batch, kBaseBatch, lr_scaling); }

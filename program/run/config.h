@@ -14,7 +14,6 @@
 #include "program/report/run_log.h"
 #include "snug/core.h"
 #include "snug/precision.h"
-#include "snug/schedule.h"
 #include "snug/stepper.h"
 
 namespace snug {
@@ -49,9 +48,18 @@ OnSpike on_spike_from_string(std::string_view name);
 /// "full", "low"; and back, or ConfigError with the names.
 std::string_view to_string(Weights);
 Weights weights_from_string(std::string_view name);
+/// How a learning rate that was tuned for one batch size carries over to another.
+enum class LrScaling {
+  None,    ///< unchanged
+  Linear,  ///< times batch / base_batch: SGD (Goyal et al. 2017, arXiv:1706.02677, section 2.1)
+  Sqrt,    ///< times sqrt(batch / base_batch): keeps the variance of the update (Krizhevsky 2014, arXiv:1404.5997)
+};
 /// "none", "linear", "sqrt"; and back, or ConfigError with the names.
 std::string_view to_string(LrScaling);
 LrScaling lr_scaling_from_string(std::string_view name);
+/// The learning rate for `batch` items per optimizer step (of all ranks and micro-batches together), given the one
+/// that suits `base_batch`. Throws ConfigError unless base_lr is positive and finite and both sizes are at least 1.
+double scale_learning_rate(double base_lr, int64_t batch, int64_t base_batch, LrScaling scaling);
 
 struct TrainConfig {
   /// Files and folders: of text, or of .safetensors with the inputs of an exported model.

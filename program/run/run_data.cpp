@@ -56,7 +56,7 @@ struct Rows {
 
 class TensorData final : public RunData {
  public:
-  TensorData(const std::vector<fs::path>& files, const std::vector<ExportedInput>& inputs) {
+  TensorData(const std::vector<fs::path>& files, const std::vector<ExportedModule::Input>& inputs) {
     for (const fs::path& file : files) {
       const auto tensors = tensors_of(file, inputs);
       const int64_t rows = tensors.front().size(0), trained = rows - rows / 10;
@@ -103,10 +103,10 @@ class TensorData final : public RunData {
  private:
   static size_t index_of(Split split) { return split == Split::Train ? 0 : 1; }
 
-  static std::vector<at::Tensor> tensors_of(const fs::path& file, const std::vector<ExportedInput>& inputs) {
+  static std::vector<at::Tensor> tensors_of(const fs::path& file, const std::vector<ExportedModule::Input>& inputs) {
     const auto named = load_safetensors(file);
     std::vector<at::Tensor> tensors;
-    for (const ExportedInput& input : inputs) {
+    for (const ExportedModule::Input& input : inputs) {
       const auto found = named.find(input.name);
       if (found == named.end()) {
         throw ConfigError(
@@ -120,7 +120,7 @@ class TensorData final : public RunData {
     return tensors;
   }
 
-  static void check(const fs::path& file, const ExportedInput& input, const at::Tensor& tensor,
+  static void check(const fs::path& file, const ExportedModule::Input& input, const at::Tensor& tensor,
                     const at::Tensor& first) {
     const auto refuse = [&](const std::string& why) {
       throw ConfigError(fmt::format("data: {}: tensor '{}' {}", file.string(), input.name, why));
@@ -187,7 +187,7 @@ std::vector<fs::path> token_files(const std::vector<fs::path>& files) {
 
 }  // namespace
 
-std::unique_ptr<RunData> load_run_data(const TrainConfig& config, const std::vector<ExportedInput>& inputs) {
+std::unique_ptr<RunData> load_run_data(const TrainConfig& config, const std::vector<ExportedModule::Input>& inputs) {
   // For a GPT of snug all files are text.
   const std::vector<fs::path> files =
       is_exported(config.model) ? data_files(config.data, config.out) : std::vector<fs::path>();

@@ -33,6 +33,6 @@ class RunData {
 ///
 /// All data are read into memory. Throws ConfigError for data that do not fit the inputs, and for .bin beside text.
 /// Throws CorruptFile for damaged files.
-std::unique_ptr<RunData> load_run_data(const TrainConfig& config, const std::vector<ExportedInput>& inputs);
+std::unique_ptr<RunData> load_run_data(const TrainConfig& config, const std::vector<ExportedModule::Input>& inputs);
 
 }  // namespace snug::detail

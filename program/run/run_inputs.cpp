@@ -23,9 +23,9 @@ c10::Device device_of_rank(const std::string& name, int local_rank) {
 namespace {
 
 // The bytes of a sample's tensors; a dimension of open size counts as 1.
-double sample_bytes(const std::vector<ExportedInput>& inputs) {
+double sample_bytes(const std::vector<ExportedModule::Input>& inputs) {
   double bytes = 0;
-  for (const ExportedInput& input : inputs) {
+  for (const ExportedModule::Input& input : inputs) {
     double elements = 1;
     for (size_t i = 1; i < input.sizes.size(); ++i) {
       elements *= static_cast<double>(std::max<int64_t>(input.sizes[i].least, 1));
@@ -47,7 +47,7 @@ void check_batch_fits(int64_t batch, double bytes) {
 
 }  // namespace
 
-void check_batch(const TrainConfig& config, const std::vector<ExportedInput>& inputs, int ranks) {
+void check_batch(const TrainConfig& config, const std::vector<ExportedModule::Input>& inputs, int ranks) {
   check_batch_fits(config.batch, sample_bytes(inputs) * static_cast<double>(config.batch) / ranks);
   const int64_t fixed = fixed_samples(inputs);
   if (fixed == 0) {
@@ -62,7 +62,7 @@ void check_batch(const TrainConfig& config, const std::vector<ExportedInput>& in
   }
 }
 
-void check_held_out(int64_t samples, const std::vector<ExportedInput>& inputs) {
+void check_held_out(int64_t samples, const std::vector<ExportedModule::Input>& inputs) {
   if (const int64_t fixed = fixed_samples(inputs); samples < fixed) {
     throw ConfigError(fmt::format(
         "train: {} samples are held out, and the model was exported for {} at a time; give more data", samples, fixed));

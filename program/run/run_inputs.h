@@ -18,9 +18,9 @@ c10::Device device_of_rank(const std::string& name, int local_rank);
 
 /// Throws ConfigError if a rank's share of a batch is larger than the memory of the machine, or cannot be cut into the
 /// number of samples that the model's `inputs` are fixed to.
-void check_batch(const TrainConfig& config, const std::vector<ExportedInput>& inputs, int ranks);
+void check_batch(const TrainConfig& config, const std::vector<ExportedModule::Input>& inputs, int ranks);
 
 /// Throws ConfigError if `samples` are fewer than the model's `inputs` are fixed to.
-void check_held_out(int64_t samples, const std::vector<ExportedInput>& inputs);
+void check_held_out(int64_t samples, const std::vector<ExportedModule::Input>& inputs);
 
 }  // namespace snug::detail

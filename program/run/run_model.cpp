@@ -29,7 +29,7 @@ RunModel gpt_model(const TrainConfig& config) {
     const PrecisionScope scope("blocks");
     return recompute ? checkpoint({.label = "block"}, block, std::move(x)) : block(std::move(x));
   });
-  const std::vector<ExportedInput::Size> sizes{{0, kOpen}, {model->options.context, model->options.context}};
+  const std::vector<ExportedModule::Input::Size> sizes{{0, kOpen}, {model->options.context, model->options.context}};
   return {.module = model.ptr(),
           .inputs = {{"tokens", at::kLong, sizes}, {"target", at::kLong, sizes}},
           .loss_of = [model](const Batch& batch) mutable {
@@ -46,7 +46,7 @@ void check_exported(const ExportedModule& model, const TrainConfig& config) {
         "model: checkpoint blocks is for a GPT, whose blocks are known; give --memory, which finds for an exported "
         "model what to compute again");
   }
-  for (const ExportedInput& input : model.inputs()) {
+  for (const ExportedModule::Input& input : model.inputs()) {
     if (!input.dtype || input.sizes.empty()) {
       throw ConfigError(fmt::format(
           "model: {}: input '{}' is {}, so it has no dimension of samples; make it a constant of the Python model",
@@ -95,22 +95,22 @@ RunModel run_model(const TrainConfig& config, c10::Device device) {
   return model;
 }
 
-int64_t fixed_samples(const std::vector<ExportedInput>& inputs) {
-  const auto fixed = std::find_if(inputs.begin(), inputs.end(), [](const ExportedInput& input) {
+int64_t fixed_samples(const std::vector<ExportedModule::Input>& inputs) {
+  const auto fixed = std::find_if(inputs.begin(), inputs.end(), [](const ExportedModule::Input& input) {
     return input.sizes.front().least == input.sizes.front().most;
   });
   return fixed == inputs.end() ? 0 : fixed->sizes.front().most;
 }
 
-bool takes_tokens(const std::vector<ExportedInput>& inputs) {
+bool takes_tokens(const std::vector<ExportedModule::Input>& inputs) {
   return (inputs.size() == 1 || inputs.size() == 2) &&
-         std::all_of(inputs.begin(), inputs.end(), [&](const ExportedInput& input) {
+         std::all_of(inputs.begin(), inputs.end(), [&](const ExportedModule::Input& input) {
            return input.dtype == at::kLong && input.sizes.size() == 2 &&
                   input.sizes[1].most == inputs.front().sizes[1].most;
          });
 }
 
-std::vector<int64_t> sizes_of(const ExportedInput& input, int64_t samples) {
+std::vector<int64_t> sizes_of(const ExportedModule::Input& input, int64_t samples) {
   std::vector<int64_t> sizes{samples};
   for (size_t dimension = 1; dimension < input.sizes.size(); ++dimension) {
     sizes.push_back(input.sizes[dimension].most);

@@ -25,7 +25,7 @@ namespace snug {
 
 struct RunModel {
   std::shared_ptr<torch::nn::Module> module;
-  std::vector<ExportedInput> inputs;  ///< the tensors of a batch
+  std::vector<ExportedModule::Input> inputs;  ///< the tensors of a batch
   /// The loss of the tensors of a batch on the model's device. Throws ConfigError for a loss that is not a scalar.
   std::function<Loss(const Batch&)> loss_of;
   /// The tensors of the module that are not parameters and belong to a file of the module's weights.
@@ -45,13 +45,13 @@ std::string_view item_name(std::string_view model);
 RunModel run_model(const TrainConfig& config, c10::Device device);
 
 /// The number of samples in a forward pass, if a model was exported for one number of samples; 0: any number.
-int64_t fixed_samples(const std::vector<ExportedInput>& inputs);
+int64_t fixed_samples(const std::vector<ExportedModule::Input>& inputs);
 
 /// Whether the inputs are tokens, or tokens and the targets: integers of one shape [samples, time].
-bool takes_tokens(const std::vector<ExportedInput>& inputs);
+bool takes_tokens(const std::vector<ExportedModule::Input>& inputs);
 
 /// Sizes of an input of `samples` samples. A dimension with several possible sizes gets the largest size. Throws
 /// ConfigError if a dimension has no largest size.
-std::vector<int64_t> sizes_of(const ExportedInput& input, int64_t samples);
+std::vector<int64_t> sizes_of(const ExportedModule::Input& input, int64_t samples);
 
 }  // namespace snug

@@ -35,9 +35,8 @@ std::unique_ptr<torch::optim::OptimizerOptions> options_of(const TrainConfig& co
 Groups parameter_groups(const torch::nn::Module& model, const TrainConfig& config) {
   // With steps of AdamW's size, so that both optimizers have one learning rate.
   if (config.optimizer == OptimizerChoice::Muon) {
-    return muon_groups(model,
-                       {.lr = config.lr, .weight_decay = config.weight_decay, .adjust_lr = MuonRate::MatchRmsAdamW},
-                       {.lr = config.lr, .beta1 = kBeta1, .beta2 = kBeta2, .weight_decay = 0});
+    return Muon::groups(model, {.lr = config.lr, .weight_decay = config.weight_decay, .match_rms_adamw = true},
+                        {.lr = config.lr, .beta1 = kBeta1, .beta2 = kBeta2, .weight_decay = 0});
   }
   std::vector<at::Tensor> matrices;
   std::vector<at::Tensor> others;

@@ -22,7 +22,7 @@ double without_nan_sign(double number) {
   return std::isnan(number) ? std::numeric_limits<double>::quiet_NaN() : number;
 }
 
-StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory) {
+StepRecord record_of(int64_t step, const StepResult& result, const MemoryMeter::Report& memory) {
   StepRecord record;
   record.step = step;
   record.grad_norm = without_nan_sign(result.grad_norm());

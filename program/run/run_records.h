@@ -16,7 +16,7 @@ namespace snug::detail {
 double without_nan_sign(double number);
 
 /// The record of a step without loss, learning rate and times. Waits for the device.
-StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory);
+StepRecord record_of(int64_t step, const StepResult& result, const MemoryMeter::Report& memory);
 
 /// "plan": the plan that met the memory budget.
 RunEvent event_of(int64_t step, const StepPlan& plan);

@@ -44,6 +44,10 @@
 #include "snug/state.h"
 #include "snug/stepper.h"
 #include "src/core/file_system.h"
+#include "src/core/limit_below_use.h"
+#include "src/data/shares.h"
+#include "src/precision/matmul_accumulation.h"
+#include "src/precision/matmul_speed.h"
 
 namespace snug {
 namespace {
@@ -106,7 +110,7 @@ class Trainer::Impl {
                  .total_steps = config_.steps,
                  .floor = config_.peak_lr() / 10};
     schedule_.check();
-    accumulate_matmuls_in_fp32();
+    detail::accumulate_matmuls_in_fp32();
     model_.eval();  // throws for an exported model without a graph for held-out losses
     model_.train();
     check_parameters_fit();
@@ -180,7 +184,7 @@ class Trainer::Impl {
     if (offload) {
       note("offload: " + offload->report().str());
     } else if (const auto plan = config_.offload ? stepper_.plan() : std::nullopt; plan && plan->activations) {
-      const OffloadReport report = plan->activations->offloaded();
+      const SaveOnHost::Report report = plan->activations->offloaded();
       if (report.bytes_out + report.failed_writes > 0) {
         note("offload: " + report.str());
       }
@@ -209,7 +213,7 @@ class Trainer::Impl {
     }
     try {
       return std::make_unique<MemoryLimit>(device_, config_.memory);
-    } catch (const LimitBelowUse& error) {
+    } catch (const detail::LimitBelowUse& error) {
       throw BudgetExceeded(fmt::format("train: {}", error.what()));
     }
   }
@@ -310,7 +314,7 @@ class Trainer::Impl {
 
   // On a GPU the way of summing matrix products matters, and snug's way is not LibTorch's default.
   static RunEvent matmul_accumulation_event() {
-    const MatmulAccumulation how = matmul_accumulation();
+    const detail::MatmulAccumulation how = detail::matmul_accumulation();
     return {.name = "matrix products",
             .step = 0,
             .details = {{"fp16_reduction", how.fp16_reduction},
@@ -423,8 +427,8 @@ class Trainer::Impl {
       note(fmt::format("precision auto: {} on {}, by measurement", to_string(stepper_.precision()), device_.str()));
     }
     if (config_.precision == Precision::Float16 || config_.precision == Precision::BFloat16) {
-      const auto speed =
-          within_limit(config_, "measuring the speed of 16 bits", [&] { return measure_matmul_speed(device_); });
+      const auto speed = within_limit(config_, "measuring the speed of 16 bits",
+                                      [&] { return detail::measure_matmul_speed(device_); });
       const double ratio = config_.precision == Precision::Float16 ? speed.float16 / speed.float32_small
                                                                    : speed.bfloat16 / speed.float32;
       if (ratio < 1) {
@@ -614,16 +618,16 @@ class Trainer::Impl {
     const int64_t group = std::max<int64_t>(1, fixed_samples(task_.inputs));
     const int64_t groups =
         std::max<int64_t>(1, std::min(kValidationSamples, data_->samples(Split::Validation)) / group);
-    const auto all = evenly_spread(groups * group, data_->samples(Split::Validation));
-    const auto begin = all.begin() + group * share_begin(groups, ranks_.rank(), ranks_.size());
-    const auto end = all.begin() + group * share_begin(groups, ranks_.rank() + 1, ranks_.size());
+    const auto all = detail::evenly_spread(groups * group, data_->samples(Split::Validation));
+    const auto begin = all.begin() + group * detail::share_begin(groups, ranks_.rank(), ranks_.size());
+    const auto end = all.begin() + group * detail::share_begin(groups, ranks_.rank() + 1, ranks_.size());
     const Batch mine = data_->batch({begin, end}, Split::Validation);
     const int64_t unplanned = plans() ? group : config_.batch;
     const int64_t given = config_.micro_batch == 0 ? unplanned : config_.micro_batch;
     const int64_t size = group > 1 ? group : planned_ ? planned_->items : given;
     double sum = 0, items = 0;
     for (const Batch& host : micro_batches(mine, size)) {
-      const Loss loss = task_.loss_of(batch_to(host, device_));
+      const Loss loss = task_.loss_of(host.to(device_));
       const auto count = static_cast<double>(loss.count());
       sum += loss.value().item<double>() * (loss.kind() == Loss::Kind::Mean ? count : 1);
       items += count;

@@ -33,7 +33,7 @@ struct Meter {
   }
 };
 
-MemoryReport report(const Meter& meter) {
+MemoryMeter::Report report(const Meter& meter) {
   const py::gil_scoped_release no_lock;
   return meter.meter.report();
 }
@@ -41,16 +41,16 @@ MemoryReport report(const Meter& meter) {
 }  // namespace
 
 void bind_memory(py::module_& module) {
-  py::class_<MemoryReport>(module, "MemoryReport")
-      .def_readonly("live_bytes", &MemoryReport::live_bytes)
-      .def_readonly("peak_bytes", &MemoryReport::peak_bytes)
-      .def_readonly("parameters", &MemoryReport::parameters)
-      .def_readonly("gradients", &MemoryReport::gradients)
-      .def_readonly("optimizer_state", &MemoryReport::optimizer_state)
-      .def_readonly("activations", &MemoryReport::activations)
-      .def_readonly("workspace", &MemoryReport::workspace)
-      .def_readonly("outputs", &MemoryReport::outputs)
-      .def_readonly("before", &MemoryReport::before);
+  py::class_<MemoryMeter::Report>(module, "MemoryReport")
+      .def_readonly("live_bytes", &MemoryMeter::Report::live_bytes)
+      .def_readonly("peak_bytes", &MemoryMeter::Report::peak_bytes)
+      .def_readonly("parameters", &MemoryMeter::Report::parameters)
+      .def_readonly("gradients", &MemoryMeter::Report::gradients)
+      .def_readonly("optimizer_state", &MemoryMeter::Report::optimizer_state)
+      .def_readonly("activations", &MemoryMeter::Report::activations)
+      .def_readonly("workspace", &MemoryMeter::Report::workspace)
+      .def_readonly("outputs", &MemoryMeter::Report::outputs)
+      .def_readonly("before", &MemoryMeter::Report::before);
   py::class_<Meter>(module, "Meter")
       .def(py::init<const std::string&, const py::object&, const py::object&>())
       .def("report", &report);

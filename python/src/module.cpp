@@ -10,6 +10,7 @@
 #include "python/src/bind.h"
 #include "snug/core.h"
 #include "snug/state.h"
+#include "src/core/other_state.h"
 
 namespace snug::python {
 namespace {
@@ -43,12 +44,12 @@ void restore_other_state(const std::any& state) {
 }  // namespace
 
 void bind_other_state() {
-  set_other_state({.capture = []() -> std::any {
-                     return with_lock([]() -> std::any {
-                       return Shared<py::object>(py::module_::import("snug._other_state").attr("OtherState")());
-                     });
-                   },
-                   .restore = &restore_other_state});
+  detail::set_other_state({.capture = []() -> std::any {
+                             return with_lock([]() -> std::any {
+                               return Shared<py::object>(py::module_::import("snug._other_state").attr("OtherState")());
+                             });
+                           },
+                           .restore = &restore_other_state});
 }
 
 void bind_errors() {
@@ -97,7 +98,7 @@ Bytes bytes_of(const py::object& value) {
 
 py::object to_python(const StateDict& state) {
   py::dict result;
-  for (const StateEntry& entry : state.entries()) {
+  for (const StateDict::Entry& entry : state.entries()) {
     result[py::str(entry.name)] = std::visit(
         [](const auto& value) -> py::object {
           if constexpr (std::is_same_v<std::decay_t<decltype(value)>, StateDict>) {

@@ -7,8 +7,8 @@
 
 #include "python/src/bind.h"
 #include "snug/core.h"
-#include "snug/extra/checked_function.h"
 #include "snug/plan.h"
+#include "src/memory/checked_function.h"
 #include "src/planner/curve.h"
 #include "src/remat/profile_step.h"
 
@@ -63,7 +63,7 @@ class Plan {
 
 // The backward pass of a Function of Python's: apply(node, *gradients).
 py::object run_checked(const py::function& apply, const py::object& node, const py::args& gradients) {
-  const CheckedFunction check;
+  const detail::CheckedFunction check;
   py::object returned = apply(node, *gradients);
   if (check.is_right_as_it_is()) {
     return returned;

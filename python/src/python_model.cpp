@@ -11,6 +11,8 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/state.h"
+#include "src/core/rng_guard.h"
+#include "src/memory/limit_paused.h"
 
 namespace torch::nn {
 
@@ -97,7 +99,7 @@ PythonOptimizer::PythonOptimizer(const py::object& optimizer, Bytes limit)
 
 at::Tensor PythonOptimizer::step(LossClosure closure) {
   const at::Tensor loss = closure ? closure() : at::Tensor();
-  std::optional<LimitPaused> no_limit;
+  std::optional<detail::LimitPaused> no_limit;
   if (!limit_.is_unlimited()) {
     const c10::Device device = param_groups().front().params().front().device();
     const int64_t state =
@@ -114,7 +116,7 @@ at::Tensor PythonOptimizer::step(LossClosure closure) {
 }
 
 int64_t PythonOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {
-  const RngGuard generators;
+  const detail::RngGuard generators;
   return with_lock([&] {
     py::list parameters;
     for (const auto& group : param_groups()) {

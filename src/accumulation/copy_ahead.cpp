@@ -15,7 +15,7 @@ namespace snug::detail {
 
 Batch CopyAhead::start(const Batch& batch, c10::Device device) {
   if (device.is_cpu()) {
-    return batch_to(batch, device);
+    return batch.to(device);
   }
   const c10::impl::VirtualGuardImpl streams(device.type());
   const c10::Stream computing = streams.getStream(device);

@@ -13,7 +13,7 @@ namespace snug::detail {
 /// One copy at a time, all on one stream of their own. Not for several threads.
 class CopyAhead final {
  public:
-  /// batch_to(batch, device), but for the copies of host tensors: they are there after wait().
+  /// batch.to(device), but for the copies of host tensors: they are there after wait().
   Batch start(const Batch& batch, c10::Device device);
   /// Work that the stream of start() is given from here on begins when the copy is done. Before that, nobody may read
   /// the batch of start(), or let go of it. The host does not wait. Nothing if no copy is under way.

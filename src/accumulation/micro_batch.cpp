@@ -26,28 +26,26 @@ Batch::Batch(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {
   }
 }
 
-int64_t batch_size(const Batch& batch) { return batch.size(); }
-
-Batch batch_slice(const Batch& batch, int64_t begin, int64_t end) {
+Batch Batch::slice(int64_t begin, int64_t end) const {
   std::vector<at::Tensor> parts;
-  for (const at::Tensor& tensor : batch.tensors()) {
+  for (const at::Tensor& tensor : tensors_) {
     parts.push_back(tensor.slice(0, begin, end));
   }
   return Batch(std::move(parts));
 }
 
-Batch batch_to(const Batch& batch, c10::Device device) {
+Batch Batch::to(c10::Device device) const {
   std::vector<at::Tensor> moved;
-  for (const at::Tensor& tensor : batch.tensors()) {
+  for (const at::Tensor& tensor : tensors_) {
     const bool from_host = tensor.device().is_cpu() && !device.is_cpu();
     moved.push_back((from_host ? tensor.pin_memory() : tensor).to(device, /*non_blocking=*/from_host));
   }
   return Batch(std::move(moved));
 }
 
-BatchShape batch_shape(const Batch& batch) {
-  BatchShape shape;
-  for (const at::Tensor& tensor : batch.tensors()) {
+Batch::Shape Batch::shape() const {
+  Shape shape;
+  for (const at::Tensor& tensor : tensors_) {
     shape.tensors.emplace_back(tensor.scalar_type(), tensor.sizes().slice(1).vec());
   }
   return shape;
@@ -59,7 +57,7 @@ std::vector<Batch> micro_batches(const Batch& batch, int64_t size) {
   }
   std::vector<Batch> parts;
   for (int64_t begin = 0; begin < batch.size(); begin += size) {
-    parts.push_back(batch_slice(batch, begin, std::min(begin + size, batch.size())));
+    parts.push_back(batch.slice(begin, std::min(begin + size, batch.size())));
   }
   return parts;
 }

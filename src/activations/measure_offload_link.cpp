@@ -104,7 +104,7 @@ OffloadLink measure_offload_link(const std::filesystem::path& directory) {
   const std::filesystem::path folder = detail::spill_folder(directory);
   SpillFile file(folder, std::numeric_limits<int64_t>::max(), &allocate);
   OffloadLink link = link_of([&](int64_t bytes) { return transfer(file, bytes); });
-  if (const OffloadReport report = file.report(); report.failed_writes > 0) {
+  if (const SaveOnHost::Report report = file.report(); report.failed_writes > 0) {
     throw Error("measure_offload_link: " + report.failure + "; give a directory on another disk");
   }
   link.directory = folder.string();

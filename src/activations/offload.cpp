@@ -188,7 +188,7 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
     turns_.erase(saved.turn);
   }
 
-  OffloadReport report() const { return store_->report(); }
+  SaveOnHost::Report report() const { return store_->report(); }
 
  private:
   std::shared_ptr<SavedStorage> storage_of(const at::Tensor& tensor) {
@@ -289,7 +289,7 @@ void SavedStorage::forget() {
 
 }  // namespace
 
-std::string OffloadReport::str() const {
+std::string SaveOnHost::Report::str() const {
   std::string text =
       fmt::format("{} of activations went out, {} came back", Bytes(bytes_out).str(), Bytes(bytes_back).str());
   if (failed_writes > 0) {
@@ -307,7 +307,7 @@ class SaveOnHost::Impl {
         saved_(policy_) {}
   ~Impl() { copies_.make_all(); }
 
-  OffloadReport report() const { return policy_->report(); }
+  SaveOnHost::Report report() const { return policy_->report(); }
 
  private:
   std::shared_ptr<OffloadPolicy> policy_;
@@ -319,6 +319,6 @@ class SaveOnHost::Impl {
 SaveOnHost::SaveOnHost(OffloadOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 SaveOnHost::~SaveOnHost() = default;
 
-OffloadReport SaveOnHost::report() const { return impl_->report(); }
+SaveOnHost::Report SaveOnHost::report() const { return impl_->report(); }
 
 }  // namespace snug

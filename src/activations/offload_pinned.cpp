@@ -94,7 +94,7 @@ class PinnedStore final : public OffloadStore {
 
  private:
   class Pinned;
-  OffloadReport transfers() const override {
+  SaveOnHost::Report transfers() const override {
     const std::lock_guard lock(mutex_);
     return report_;
   }
@@ -163,7 +163,7 @@ class PinnedStore final : public OffloadStore {
   std::map<c10::Device, Side, decltype([](c10::Device a, c10::Device b) { return a.index() < b.index(); })> sides_;
   std::deque<Transfer> in_flight_;
   size_t sent_ = 0;  // the number of storages so far
-  OffloadReport report_;
+  SaveOnHost::Report report_;
 };
 
 class PinnedStore::Pinned final : public StoredAway {

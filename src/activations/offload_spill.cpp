@@ -49,7 +49,7 @@ class SpillStore final : public OffloadStore {
   }
 
  private:
-  OffloadReport transfers() const override { return file_.report(); }
+  SaveOnHost::Report transfers() const override { return file_.report(); }
 
   SpillFile file_;
 };

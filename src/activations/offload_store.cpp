@@ -31,7 +31,7 @@
 namespace snug::detail {
 namespace {
 
-void add(OffloadReport& sum, const OffloadReport& one) {
+void add(SaveOnHost::Report& sum, const SaveOnHost::Report& one) {
   sum.bytes_out += one.bytes_out;
   sum.bytes_back += one.bytes_back;
   sum.bytes_kept += one.bytes_kept;
@@ -57,9 +57,9 @@ class ByDevice final : public OffloadStore {
   }
 
  private:
-  OffloadReport transfers() const override {
+  SaveOnHost::Report transfers() const override {
     const std::lock_guard lock(mutex_);
-    OffloadReport sum;
+    SaveOnHost::Report sum;
     for (const auto* store : {on_cpu_.get(), on_accelerators_.get()}) {
       if (store != nullptr) {
         add(sum, store->report());
@@ -103,8 +103,8 @@ void OffloadStore::count_failure(int64_t bytes, const std::string& why) {
   add(failures_, {.bytes_kept = bytes, .failed_writes = 1, .failure = why});
 }
 
-OffloadReport OffloadStore::report() const {
-  OffloadReport sum = transfers();
+SaveOnHost::Report OffloadStore::report() const {
+  SaveOnHost::Report sum = transfers();
   const std::lock_guard lock(failures_mutex_);
   add(sum, failures_);
   return sum;

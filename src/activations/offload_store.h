@@ -37,13 +37,13 @@ class OffloadStore {
   virtual std::unique_ptr<StoredAway> store(const c10::Storage& storage) = 0;
   /// Counts for report(): `bytes` stayed in memory because store() or finish() threw.
   void count_failure(int64_t bytes, const std::string& why);
-  OffloadReport report() const;
+  SaveOnHost::Report report() const;
 
  private:
-  virtual OffloadReport transfers() const = 0;
+  virtual SaveOnHost::Report transfers() const = 0;
 
   mutable std::mutex failures_mutex_;
-  OffloadReport failures_;
+  SaveOnHost::Report failures_;
 };
 
 /// A store that passes each storage to the store of its device. On devices that are neither the CPU nor an accelerator

@@ -69,7 +69,7 @@ std::unique_ptr<SpillFile::Piece> SpillFile::store(SpillMemory memory) {
   return std::make_unique<Piece>(*this, std::move(state));
 }
 
-OffloadReport SpillFile::report() const {
+SaveOnHost::Report SpillFile::report() const {
   const std::lock_guard lock(mutex_);
   return report_;
 }

@@ -76,7 +76,7 @@ class SpillFile final {
   /// the cap. If the write fails, the piece keeps its memory.
   std::unique_ptr<Piece> store(SpillMemory memory);
 
-  OffloadReport report() const;
+  SaveOnHost::Report report() const;
   /// The length of the used part of the file in bytes, holes included.
   int64_t bytes_in_use() const;
 
@@ -98,7 +98,7 @@ class SpillFile final {
   int in_flight_ = 0;
   bool longer_than_needed_ = false;
   bool stopping_ = false;
-  OffloadReport report_;
+  SaveOnHost::Report report_;
 
   std::thread thread_;
 };

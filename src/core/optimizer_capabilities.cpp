@@ -54,7 +54,7 @@ bool is_torchs(const optim::Optimizer& optimizer) {
 }
 
 void collect(const StateDict& state, std::vector<at::Tensor>& tensors) {
-  for (const StateEntry& entry : state.entries()) {
+  for (const StateDict::Entry& entry : state.entries()) {
     if (const auto* tensor = std::get_if<at::Tensor>(&entry.value)) {
       tensors.push_back(*tensor);
     } else if (const auto* inner = std::get_if<StateDict>(&entry.value)) {

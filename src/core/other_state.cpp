@@ -1,8 +1,8 @@
+#include "src/core/other_state.h"
+
 #include <utility>
 
-#include "snug/state.h"
-
-namespace snug {
+namespace snug::detail {
 namespace {
 
 // Never destroyed, because states may be restored at the program's end.
@@ -16,4 +16,4 @@ OtherState& the_other_state() {
 void set_other_state(OtherState state) { the_other_state() = std::move(state); }
 const OtherState& other_state() { return the_other_state(); }
 
-}  // namespace snug
+}  // namespace snug::detail

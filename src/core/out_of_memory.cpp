@@ -7,6 +7,7 @@
 
 #include "snug/core.h"
 #include "snug/state.h"
+#include "src/core/limit_below_use.h"
 
 // LibTorch's allocators throw OutOfMemoryError. Failures in CUDA, and in allocations that cuBLAS, cuDNN and other
 // libraries make by themselves, are a c10::Error with the name of the status in the text. An error that has come
@@ -32,7 +33,7 @@ constexpr std::array<std::string_view, 4> kOfAllocators = {"MemoryLimit: an allo
 
 bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
-      dynamic_cast<const LimitBelowUse*>(&error) != nullptr) {
+      dynamic_cast<const detail::LimitBelowUse*>(&error) != nullptr) {
     return true;
   }
   if (const auto* of_libtorch = dynamic_cast<const c10::Error*>(&error)) {

@@ -16,8 +16,9 @@ StateDict& StateDict::operator=(StateDict&&) noexcept = default;
 StateDict::~StateDict() = default;
 
 namespace {
-auto find(const std::vector<StateEntry>& entries, const std::string& name) {
-  return std::find_if(entries.begin(), entries.end(), [&](const StateEntry& entry) { return entry.name == name; });
+auto find(const std::vector<StateDict::Entry>& entries, const std::string& name) {
+  return std::find_if(entries.begin(), entries.end(),
+                      [&](const StateDict::Entry& entry) { return entry.name == name; });
 }
 }  // namespace
 
@@ -36,13 +37,13 @@ bool StateDict::empty() const { return entries_.empty(); }
 
 size_t StateDict::size() const { return entries_.size(); }
 
-const std::vector<StateEntry>& StateDict::entries() const& { return entries_; }
+const std::vector<StateDict::Entry>& StateDict::entries() const& { return entries_; }
 
 const StateDict::Value& StateDict::at(const std::string& name) const {
   const auto found = find(entries_, name);
   if (found == entries_.end()) {
     std::string known;
-    for (const StateEntry& entry : entries_) {
+    for (const StateDict::Entry& entry : entries_) {
       known += (known.empty() ? "" : ", ") + entry.name;
     }
     throw CorruptFile(fmt::format(

@@ -25,13 +25,14 @@ std::vector<fs::path> entries_by_name(const fs::path& folder, bool folders) {
 
 }  // namespace
 
-ItemSource tensor_items(std::vector<at::Tensor> tensors) {
+ItemSource ItemSource::of_tensors(std::vector<at::Tensor> tensors) {
   if (tensors.empty()) {
-    throw ConfigError("tensor_items: there are no tensors");
+    throw ConfigError("ItemSource.of_tensors: there are no tensors");
   }
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || tensor.dim() == 0 || tensor.size(0) != tensors.front().size(0)) {
-      throw ConfigError("tensor_items: the tensors have different numbers of rows; each item is a row of each");
+      throw ConfigError(
+          "ItemSource.of_tensors: the tensors have different numbers of rows; each item is a row of each");
     }
   }
   const int64_t size = tensors.front().size(0);
@@ -44,9 +45,9 @@ ItemSource tensor_items(std::vector<at::Tensor> tensors) {
           }};
 }
 
-ItemSource folder_items(const fs::path& folder, std::function<at::Tensor(const fs::path& file)> read) {
+ItemSource ItemSource::of_folder(const fs::path& folder, std::function<at::Tensor(const fs::path& file)> read) {
   if (!fs::is_directory(folder)) {
-    throw ConfigError(fmt::format("folder_items: there is no folder '{}'", folder.string()));
+    throw ConfigError(fmt::format("ItemSource.of_folder: there is no folder '{}'", folder.string()));
   }
   struct File {
     fs::path path;
@@ -57,7 +58,7 @@ ItemSource folder_items(const fs::path& folder, std::function<at::Tensor(const f
   for (const fs::path& of_class : entries_by_name(folder, /*folders=*/true)) {
     const auto paths = entries_by_name(of_class, /*folders=*/false);
     if (paths.empty()) {
-      throw ConfigError(fmt::format("folder_items: the class '{}' has no file", of_class.string()));
+      throw ConfigError(fmt::format("ItemSource.of_folder: the class '{}' has no file", of_class.string()));
     }
     for (const fs::path& path : paths) {
       files->push_back({path, label});
@@ -65,8 +66,8 @@ ItemSource folder_items(const fs::path& folder, std::function<at::Tensor(const f
     ++label;
   }
   if (files->empty()) {
-    throw ConfigError(
-        fmt::format("folder_items: '{}' has no subfolders; each class needs one with its files", folder.string()));
+    throw ConfigError(fmt::format("ItemSource.of_folder: '{}' has no subfolders; each class needs one with its files",
+                                  folder.string()));
   }
   const auto at = [files](int64_t index) -> const File& { return (*files)[static_cast<size_t>(index)]; };
   return {.size = static_cast<int64_t>(files->size()),

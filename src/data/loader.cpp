@@ -17,6 +17,7 @@
 
 #include "snug/core.h"
 #include "snug/sampler.h"
+#include "src/data/shares.h"
 
 namespace snug {
 namespace {
@@ -197,8 +198,8 @@ class Loader::Impl {
       order_.seek(place.epoch, place.position);
       return order_.next(count, rank, ranks);
     }
-    const int64_t begin = share_begin(count, rank, ranks);
-    std::vector<int64_t> indices(static_cast<size_t>(share_begin(count, rank + 1, ranks) - begin));
+    const int64_t begin = detail::share_begin(count, rank, ranks);
+    std::vector<int64_t> indices(static_cast<size_t>(detail::share_begin(count, rank + 1, ranks) - begin));
     std::iota(indices.begin(), indices.end(), place.position + begin);
     return indices;
   }
@@ -258,7 +259,7 @@ class Loader::Impl {
       };
       const uint64_t seed = mixed(mixed(options_.seed + 0x9e3779b97f4a7c15U * static_cast<uint64_t>(job.place.epoch)) +
                                   static_cast<uint64_t>(index));
-      Item item;
+      ItemSource::Item item;
       try {
         item = source_.get(index, seed);
       } catch (const std::exception& error) {

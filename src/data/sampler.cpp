@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
+#include "src/data/shares.h"
 
 namespace snug {
 namespace {
@@ -35,21 +36,6 @@ uint64_t splitmix64(uint64_t& state) {
 }
 
 }  // namespace
-
-int64_t share_begin(int64_t count, int64_t rank, int64_t ranks) {
-  return count / ranks * rank + count % ranks * rank / ranks;
-}
-
-std::vector<int64_t> evenly_spread(int64_t count, int64_t size) {
-  const int64_t last = size - 1;
-  const int64_t number = std::min(count, size);
-  const int64_t gaps = std::max<int64_t>(number - 1, 1);
-  std::vector<int64_t> indices;
-  for (int64_t i = 0; i < number; ++i) {
-    indices.push_back(last / gaps * i + last % gaps * i / gaps);  // last * i / gaps without overflow
-  }
-  return indices;
-}
 
 Sampler::Sampler(int64_t size, uint64_t seed) : size_(size), seed_(seed) {
   if (size < 1) {
@@ -91,8 +77,8 @@ std::vector<int64_t> Sampler::next(int64_t count, int64_t rank, int64_t ranks) {
   if (rank < 0 || rank >= ranks) {
     throw ConfigError(fmt::format("Sampler.next: rank is {} of {}; ranks are counted from 0", rank, ranks));
   }
-  const int64_t begin = share_begin(count, rank, ranks);
-  const int64_t end = share_begin(count, rank + 1, ranks);
+  const int64_t begin = detail::share_begin(count, rank, ranks);
+  const int64_t end = detail::share_begin(count, rank + 1, ranks);
   std::vector<int64_t> indices;
   indices.reserve(static_cast<size_t>(end - begin));
   for (int64_t drawn = 0; drawn < count; ++drawn) {

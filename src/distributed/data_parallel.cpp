@@ -202,10 +202,10 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
   detail::check_same_model(
       *group_,
       fmt::format("options bucket = {}, gradient_as_bucket_view = {}, find_unused_parameters = {}, static_graph = {}, "
-                  "reduction = {}, buffers = {}, a hook = {}",
+                  "reduction = {}, broadcast_buffers = {}, a hook = {}",
                   options_.bucket.count(), options_.gradient_as_bucket_view, options_.find_unused_parameters,
                   options_.static_graph, options_.reduction == Reduction::Mean ? "Mean" : "Sum",
-                  options_.buffers == BufferSync::Never ? "Never" : "FromRankZero", options_.hook != nullptr),
+                  options_.broadcast_buffers, options_.hook != nullptr),
       parameters, buffers);
   std::vector<at::Tensor> sent;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -412,7 +412,7 @@ void DataParallel::Impl::synchronize() {
     let_go_of_views();
     note_buckets();
   }
-  if (options_.buffers == BufferSync::FromRankZero && !buffers_.empty()) {
+  if (options_.broadcast_buffers && !buffers_.empty()) {
     // A graph that waits for its backward pass may have saved buffers: while a graph waits, the buffers do not change.
     send_buffers(*group_, buffers_, /*takes_them=*/group_->rank() != 0 && !is_any_waiting());
   }
@@ -653,7 +653,7 @@ DataParallel::~DataParallel() = default;
 
 ProcessGroup& DataParallel::group() const { return impl_->group(); }
 int64_t DataParallel::bytes_reduced() const { return impl_->bytes_reduced(); }
-const CommunicationTime& DataParallel::communication() const { return impl_->communication(); }
+const DataParallel::CommunicationTime& DataParallel::communication() const { return impl_->communication(); }
 std::unique_ptr<detail::StepRanks> DataParallel::step_ranks(const std::vector<at::Tensor>& of_model) {
   return std::make_unique<detail::RankedStep>(*this, of_model);
 }

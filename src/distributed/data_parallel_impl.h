@@ -51,7 +51,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   bool sends(const at::Tensor& parameter) const { return sent_.contains(parameter.unsafeGetTensorImpl()); }
   int64_t bytes_reduced() const { return bytes_reduced_; }
-  const CommunicationTime& communication() const { return time_; }
+  const DataParallel::CommunicationTime& communication() const { return time_; }
   void check_replicas() const;
   /// Throws ConfigError, on every rank, naming the first parameter that differs or is frozen on only some ranks.
   void check_same_model(const char* where) const;
@@ -123,7 +123,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<std::vector<at::Tensor>> in_buckets_;  // parameters_ by bucket; empty if buckets exist all the time
   NamedTensors buffers_;
   int64_t bytes_reduced_ = 0;
-  CommunicationTime time_;
+  DataParallel::CommunicationTime time_;
   std::vector<std::pair<uintptr_t, Accumulator>> hooks_;
   std::shared_ptr<c10d::Reducer> reducer_;  // null if nothing is trained
   std::shared_ptr<c10d::Logger> logger_;    // the Reducer's, which calls the logger without a check for null

@@ -1,4 +1,4 @@
-#include "snug/distributed/launch_environment.h"
+#include "src/distributed/launch_environment.h"
 
 #include <charconv>
 #include <optional>
@@ -10,7 +10,7 @@
 #include "snug/core.h"
 #include "src/core/fnv1a.h"
 
-namespace snug {
+namespace snug::detail {
 namespace {
 
 constexpr std::string_view kWhere = "init_process_group";
@@ -158,4 +158,4 @@ Environment process_environment() {
   return result;
 }
 
-}  // namespace snug
+}  // namespace snug::detail

@@ -16,6 +16,7 @@
 #include "snug/core.h"
 #include "src/core/first_line.h"
 #include "src/distributed/gloo_backend.h"
+#include "src/distributed/launch_environment.h"
 #include "src/distributed/nccl_backend.h"
 #include "src/distributed/process_group_impl.h"
 #include "src/distributed/rendezvous.h"
@@ -134,12 +135,13 @@ void read_store(const std::string& store, detail::Meeting& meeting) {
 }
 
 // An option, or a variable if the option is empty.
-std::string option_or_variable(const std::string& option, const Environment& environment, const std::string& variable) {
+std::string option_or_variable(const std::string& option, const detail::Environment& environment,
+                               const std::string& variable) {
   const auto found = environment.find(variable);
   return option.empty() && found != environment.end() ? found->second : option;
 }
 
-detail::Meeting find_meeting(const ProcessGroupOptions& options, const Environment& environment) {
+detail::Meeting find_meeting(const ProcessGroupOptions& options, const detail::Environment& environment) {
   detail::Meeting meeting{.token = option_or_variable(options.token, environment, "SNUG_JOB_TOKEN"),
                           .timeout = options.timeout};
   if (options.rank.has_value() != options.size.has_value()) {
@@ -160,7 +162,7 @@ detail::Meeting find_meeting(const ProcessGroupOptions& options, const Environme
     meeting.place.size = size;
     meeting.place.launcher = "the options";
   } else {
-    meeting.place = read_launch_environment(environment);
+    meeting.place = detail::read_launch_environment(environment);
   }
   if (!options.store.empty()) {
     read_store(options.store, meeting);
@@ -176,7 +178,7 @@ detail::Meeting find_meeting(const ProcessGroupOptions& options, const Environme
 
 // Connects the ranks, by all backends.
 void connect(ProcessGroup::Impl& impl, const detail::Meeting& meeting, const ProcessGroupOptions& options) {
-  const LaunchPlace& place = meeting.place;
+  const detail::LaunchPlace& place = meeting.place;
   const bool is_local = place.size == 1 || (meeting.file.empty() && detail::is_loopback(place.host));
   impl.backend =
       detail::make_gloo_backend(impl.store, place.rank, place.size, options.timeout, options.interface, is_local);
@@ -229,7 +231,7 @@ ProcessGroup::~ProcessGroup() = default;
 int ProcessGroup::rank() const { return impl_->group->getRank(); }
 int ProcessGroup::size() const { return impl_->group->getSize(); }
 int ProcessGroup::local_rank() const { return impl_->local_rank; }
-const Traffic& ProcessGroup::traffic() const { return impl_->traffic; }
+const ProcessGroup::Traffic& ProcessGroup::traffic() const { return impl_->traffic; }
 
 void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) { start_all_reduce(tensor, op)(); }
 
@@ -323,22 +325,13 @@ void ProcessGroup::barrier() {
   }
 }
 
-std::function<void(const at::Tensor&)> agree_over(std::shared_ptr<ProcessGroup> group) {
-  return [group = std::move(group)](const at::Tensor& tensor) {
-    const at::Tensor sent = group->impl().connects(tensor.device()) ? tensor : tensor.cpu();
-    group->all_reduce(sent, ReduceOp::Max);
-    if (!sent.is_same(tensor)) {
-      tensor.copy_(sent);
-    }
-  };
-}
-
 std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
   // Clocks count nanoseconds in 64 bits, which are full after 292 years.
   options.timeout = std::min<std::chrono::milliseconds>(options.timeout, std::chrono::hours(100 * 365 * 24));
-  const Environment environment = options.environment ? std::move(*options.environment) : process_environment();
+  const detail::Environment environment =
+      options.environment ? std::move(*options.environment) : detail::process_environment();
   const detail::Meeting meeting = find_meeting(options, environment);
-  const LaunchPlace& place = meeting.place;
+  const detail::LaunchPlace& place = meeting.place;
   options.interface = option_or_variable(options.interface, environment, "GLOO_SOCKET_IFNAME");
   auto impl = std::make_unique<ProcessGroup::Impl>();
   impl->local_rank = place.local_rank;

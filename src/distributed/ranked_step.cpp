@@ -120,9 +120,13 @@ void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_
 
 // Unscaling takes memory. A rank without room for the memory reports here, before the other ranks wait for the rank.
 std::function<void(const at::Tensor&)> RankedStep::agreement() {
-  return [this, agree = agree_over(parallel_.impl().shared_group())](const at::Tensor& found_inf) {
+  return [this, group = parallel_.impl().shared_group()](const at::Tensor& found_inf) {
     talk(Talk::Skip, {});
-    agree(found_inf);
+    const at::Tensor sent = group->impl().connects(found_inf.device()) ? found_inf : found_inf.cpu();
+    group->all_reduce(sent, ReduceOp::Max);
+    if (!sent.is_same(found_inf)) {
+      found_inf.copy_(sent);
+    }
   };
 }
 
@@ -258,7 +262,7 @@ void RankedStep::end(StepResult& result) {
   if (size() > 1) {
     result.bytes_sent = parallel_.bytes_reduced() - bytes_before_ + bytes_of_others_;
   }
-  const CommunicationTime& now = parallel_.communication();
+  const DataParallel::CommunicationTime& now = parallel_.communication();
   result.communication_seconds = now.total - time_before_.total;
   result.communication_waited = now.waited - time_before_.waited;
   parallel_.impl().end_step();

@@ -76,7 +76,7 @@ class RankedStep final : public StepRanks {
   bool is_left_behind_ = false;   // the other ranks made a step, and this rank did not
   int64_t bytes_of_others_ = 0;
   int64_t bytes_before_ = 0;
-  CommunicationTime time_before_;
+  DataParallel::CommunicationTime time_before_;
 };
 
 }  // namespace snug::detail

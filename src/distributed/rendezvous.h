@@ -7,7 +7,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "snug/distributed/launch_environment.h"
+#include "src/distributed/launch_environment.h"
 
 namespace snug::detail {
 

@@ -68,9 +68,9 @@ struct Form {
 
 StateDict forms_of(const StateDict& share) {
   StateDict forms;
-  for (const StateEntry& piece : share.entries()) {
+  for (const StateDict::Entry& piece : share.entries()) {
     StateDict of_piece;
-    for (const StateEntry& entry : std::get<StateDict>(piece.value).entries()) {
+    for (const StateDict::Entry& entry : std::get<StateDict>(piece.value).entries()) {
       of_piece.set(entry.name, form_of(std::get<at::Tensor>(entry.value)));
     }
     forms.set(piece.name, std::move(of_piece));
@@ -135,7 +135,7 @@ void check_room(ProcessGroup& group, int to, const std::exception_ptr& error) {
 
 StateDict cut(const StateDict& state, const ShardPiece& piece, const at::Tensor& parameter) {
   StateDict result;
-  for (const StateEntry& entry : state.entries()) {
+  for (const StateDict::Entry& entry : state.entries()) {
     const auto& tensor = state.get<at::Tensor>(entry.name);
     if (tensor.defined() && tensor.dim() > 0) {
       if (tensor.numel() != parameter.numel()) {
@@ -169,7 +169,7 @@ std::vector<Transfer> lay_out(int rank_here, int to, const StateDict& mine, cons
     const at::Tensor& parameter = parameters[piece.parameter];
     const std::string number = std::to_string(piece.parameter);
     StateDict joined = whole.contains(number) ? whole.get<StateDict>(number) : StateDict();
-    for (const StateEntry& entry : forms[rank].get<StateDict>(place).entries()) {
+    for (const StateDict::Entry& entry : forms[rank].get<StateDict>(place).entries()) {
       const Form form(std::get<at::Tensor>(entry.value));
       // Each piece has the same count of steps.
       const bool is_part = !form.sizes.empty() && !is_whole(piece, parameter);

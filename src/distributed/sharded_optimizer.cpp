@@ -195,9 +195,9 @@ std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::loaded(const StateDict& 
   new_whole.load_state_dict(only_options);
   std::vector<std::string> places;  // the name of each parameter's state
   size_t known = 0;
-  for (const StateEntry& each : groups.entries()) {
+  for (const StateDict::Entry& each : groups.entries()) {
     const auto& params = groups.get<StateDict>(each.name).get<StateDict>("params");
-    for (const StateEntry& entry : params.entries()) {
+    for (const StateDict::Entry& entry : params.entries()) {
       places.push_back(std::to_string(params.get<int64_t>(entry.name)));
       known += states.contains(places.back()) ? 1 : 0;
     }
@@ -256,7 +256,7 @@ void ShardedOptimizer::Impl::gather() const {
       group->broadcast(theirs, rank);
     }
   }
-  clear_autocast_cache();
+  Autocast::clear_cache();
 }
 
 ShardedOptimizer::ShardedOptimizer(std::unique_ptr<Impl> impl)
@@ -489,12 +489,12 @@ bool ShardedOptimizer::keep_state_in(const StatePlacement& place) {
 StatePlacement ShardedOptimizer::state_placement() const { return impl_->placement; }
 
 // The window is free again before the shares are gathered.
-StatePlacementBytes ShardedOptimizer::bytes_with_state_in(const StatePlacement& place) const {
+MovableState::PlacementBytes ShardedOptimizer::bytes_with_state_in(const StatePlacement& place) const {
   impl_->take_new_parameters(param_groups_);
   if (!impl_->has_own() || std::holds_alternative<StateOnDevice>(place)) {
     return {};
   }
-  StatePlacementBytes bytes = impl_->own->bytes_with_state_in(place);
+  MovableState::PlacementBytes bytes = impl_->own->bytes_with_state_in(place);
   bytes.workspace = std::max(bytes.workspace, impl_->gathering_bytes());
   return bytes;
 }

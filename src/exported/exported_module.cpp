@@ -134,15 +134,15 @@ at::Tensor ExportedModule::forward_named(const std::map<std::string, at::Tensor>
   return forward(in_order);
 }
 
-std::vector<ExportedInput> ExportedModule::inputs() const {
-  std::vector<ExportedInput> result;
+std::vector<ExportedModule::Input> ExportedModule::inputs() const {
+  std::vector<ExportedModule::Input> result;
   for (const detail::InputAtExport& input : train_->given) {
-    ExportedInput described{.name = input.name, .dtype = input.dtype, .sizes = {}};
+    ExportedModule::Input described{.name = input.name, .dtype = input.dtype, .sizes = {}};
     for (const detail::SizeAtExport& size : input.sizes) {
       const auto range = train_->ranges.find(size.symbol);
       const detail::SizeRange open = range == train_->ranges.end() ? detail::SizeRange{} : range->second;
-      described.sizes.push_back(size.fixed >= 0 ? ExportedInput::Size{size.fixed, size.fixed}
-                                                : ExportedInput::Size{open.least, open.most});
+      described.sizes.push_back(size.fixed >= 0 ? ExportedModule::Input::Size{size.fixed, size.fixed}
+                                                : ExportedModule::Input::Size{open.least, open.most});
     }
     result.push_back(std::move(described));
   }

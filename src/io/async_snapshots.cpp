@@ -20,7 +20,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 
 StateDict copy_of(const StateDict& state) {
   StateDict copy;
-  for (const StateEntry& entry : state.entries()) {
+  for (const StateDict::Entry& entry : state.entries()) {
     if (const auto* tensor = std::get_if<at::Tensor>(&entry.value)) {
       const bool is_there = tensor->defined();
       copy.set(entry.name, is_there ? tensor->detach().to(at::kCPU, tensor->scalar_type(), /*non_blocking=*/false,

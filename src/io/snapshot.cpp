@@ -207,10 +207,10 @@ std::optional<int64_t> SnapshotStore::load_latest(const std::map<std::string, St
   return std::nullopt;
 }
 
-std::vector<SnapshotState> SnapshotStore::inspect() const {
-  std::vector<SnapshotState> result;
+std::vector<SnapshotStore::Snapshot> SnapshotStore::inspect() const {
+  std::vector<SnapshotStore::Snapshot> result;
   for (const auto& [step, name] : snapshots()) {
-    SnapshotState state{.step = step, .folder = directory_ / name, .bytes = 0, .damage = ""};
+    SnapshotStore::Snapshot state{.step = step, .folder = directory_ / name, .bytes = 0, .damage = ""};
     try {
       const detail::Manifest manifest = detail::read_snapshot_manifest(*files_, state.folder, step);
       for (const auto& [part, sum] : manifest.parts) {

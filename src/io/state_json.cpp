@@ -38,7 +38,7 @@ class Flattener {
       refuse(path, "is nested too deeply");
     }
     Json json = Json::object();
-    for (const StateEntry& entry : state.entries()) {
+    for (const StateDict::Entry& entry : state.entries()) {
       const std::string name = join(path, entry.name);
       check_text(entry.name, name);
       json[entry.name] = std::visit([&](const auto& value) { return value_of(value, name, depth); }, entry.value);

@@ -61,7 +61,7 @@ void check_fits(const NamedTensors& own, const StateDict& state) {
                                     describe(saved), describe(tensor), kCure));
     }
   }
-  for (const StateEntry& entry : state.entries()) {
+  for (const StateDict::Entry& entry : state.entries()) {
     if (std::none_of(own.begin(), own.end(), [&](const auto& item) { return item.first == entry.name; })) {
       throw CorruptFile(
           fmt::format("stateful(module).load: the state has '{}', which the model lacks; {}", entry.name, kCure));

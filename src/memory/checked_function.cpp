@@ -1,4 +1,4 @@
-#include "snug/extra/checked_function.h"
+#include "src/memory/checked_function.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,7 +8,7 @@
 
 #include "src/memory/operator_mode.h"
 
-namespace snug {
+namespace snug::detail {
 
 static thread_local CheckedFunction* checked_function = nullptr;  // the innermost one
 
@@ -34,4 +34,4 @@ at::Tensor CheckedFunction::own(const at::Tensor& returned) const {
   return at::clone(returned);
 }
 
-}  // namespace snug
+}  // namespace snug::detail

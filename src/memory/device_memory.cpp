@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
+#include "src/core/limit_below_use.h"
 #include "src/memory/device.h"
 #include "src/memory/operator_cap.h"
 
@@ -86,7 +87,7 @@ void DeviceMemory::add_limit(c10::Device device, int64_t bytes) {
   try {
     apply(limits, device);
     if (const int64_t rest = reserved(device); rest > bytes) {
-      throw LimitBelowUse(
+      throw detail::LimitBelowUse(
           fmt::format("MemoryLimit: {} of {} are taken already, more than the limit of {}: tensors and the "
                       "gaps between them; raise the limit, or set it before there are tensors",
                       Bytes(rest).str(), device.str(), Bytes(bytes).str()));

@@ -2,8 +2,10 @@
 
 #include "snug/core.h"
 #include "snug/memory.h"
+#include "src/core/limit_below_use.h"
 #include "src/memory/device.h"
 #include "src/memory/device_memory.h"
+#include "src/memory/limit_paused.h"
 #include "src/memory/operator_mode.h"
 #include "src/memory/saved_tensor_policy.h"
 
@@ -11,7 +13,7 @@ namespace snug {
 
 Bytes live_bytes(c10::Device device) { return Bytes(detail::device_memory(device.type()).live(detail::ready(device))); }
 
-Bytes smallest_limit(c10::Device device) {
+Bytes MemoryLimit::smallest(c10::Device device) {
   device = detail::ready(device);
   detail::DeviceMemory& memory = detail::device_memory(device.type());
   if (memory.reserved(device) > memory.live(device)) {
@@ -28,8 +30,9 @@ MemoryLimit::MemoryLimit(c10::Device device, Bytes bytes) : device_(device), byt
   device_ = detail::ready(device);
   const Bytes live = live_bytes(device_);
   if (live > bytes) {
-    throw LimitBelowUse(fmt::format("MemoryLimit: {} of tensors are alive on {} already, more than the limit of {}",
-                                    live.str(), device_.str(), bytes.str()));
+    throw detail::LimitBelowUse(
+        fmt::format("MemoryLimit: {} of tensors are alive on {} already, more than the limit of {}", live.str(),
+                    device_.str(), bytes.str()));
   }
   detail::DeviceMemory& memory = detail::device_memory(device_.type());
   if (!memory.has_cap()) {
@@ -44,10 +47,14 @@ MemoryLimit::~MemoryLimit() {
   }
 }
 
-LimitPaused::LimitPaused(c10::Device device, Bytes bytes) : device_(detail::ready(device)), bytes_(bytes.count()) {
-  detail::device_memory(device_.type()).pause_limit(device_, bytes_);
+}  // namespace snug
+
+namespace snug::detail {
+
+LimitPaused::LimitPaused(c10::Device device, Bytes bytes) : device_(ready(device)), bytes_(bytes.count()) {
+  device_memory(device_.type()).pause_limit(device_, bytes_);
 }
 
-LimitPaused::~LimitPaused() { detail::device_memory(device_.type()).resume_limit(device_, bytes_); }
+LimitPaused::~LimitPaused() { device_memory(device_.type()).resume_limit(device_, bytes_); }
 
-}  // namespace snug
+}  // namespace snug::detail

@@ -45,7 +45,7 @@ class MemoryMeter::Impl final : public detail::MemoryObserver {
     log_.mark_saved(data);
   }
 
-  MemoryReport report() const;
+  MemoryMeter::Report report() const;
 
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> buffers;
@@ -95,10 +95,10 @@ std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::nam
   return named;
 }
 
-MemoryReport MemoryMeter::Impl::report() const {
+MemoryMeter::Report MemoryMeter::Impl::report() const {
   const auto named = named_storages();
   const std::lock_guard lock(mutex_);
-  MemoryReport report;
+  MemoryMeter::Report report;
   report.live_bytes = log_.level();
   report.peak_bytes = log_.peak();
   const auto count = [&](Category category, int64_t bytes) {
@@ -147,6 +147,6 @@ void MemoryMeter::attach(const torch::nn::Module& module) {
 
 void MemoryMeter::attach(const torch::optim::Optimizer& optimizer) { impl_->optimizers.push_back(&optimizer); }
 
-MemoryReport MemoryMeter::report() const { return impl_->report(); }
+MemoryMeter::Report MemoryMeter::report() const { return impl_->report(); }
 
 }  // namespace snug

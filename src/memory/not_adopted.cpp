@@ -3,9 +3,9 @@
 #include <ATen/ops/clone.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "snug/extra/checked_function.h"
 #include "src/core/computed_gradients.h"
 #include "src/core/has_bytes.h"
+#include "src/memory/checked_function.h"
 #include "src/memory/custom_function.h"
 #include "src/memory/operator_mode.h"
 

@@ -114,12 +114,6 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
   return norm;
 }
 
-void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max_norm, const at::Tensor& norm) {
-  check(max_norm);
-  const at::NoGradGuard no_grad;
-  scale(gradient_lists(parameters), max_norm, norm);
-}
-
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double value) {
   if (!(value >= 0)) {
     throw ConfigError(fmt::format("clip_grad_value_: value is {}; it must be >= 0", value));

@@ -168,7 +168,7 @@ void Ema::Scope::exchange() {
     average.copy_(kept_[i]);
   }
   ema_.in_scope_ = !ema_.in_scope_;
-  clear_autocast_cache();
+  Autocast::clear_cache();
 }
 
 }  // namespace snug

@@ -244,13 +244,14 @@ std::vector<FusedOptimizer::ParameterState> FusedOptimizer::states_to_be() const
   return states;
 }
 
-StatePlacementBytes FusedOptimizer::bytes_with_state_in(const StatePlacement& place) const {
+MovableState::PlacementBytes FusedOptimizer::bytes_with_state_in(const StatePlacement& place) const {
   const auto* file = std::get_if<StateFile>(&place);
   if (file == nullptr || !state_may_leave()) {
     return {};
   }
   const std::vector<ParameterState> states = states_to_be();
-  StatePlacementBytes bytes{.moved = 0, .workspace = StateInFile::workspace_bytes(states, *file, state_multiple())};
+  MovableState::PlacementBytes bytes{.moved = 0,
+                                     .workspace = StateInFile::workspace_bytes(states, *file, state_multiple())};
   for (const ParameterState& state : states) {
     if (!state.device.is_cpu()) {
       return {};

@@ -241,7 +241,7 @@ void FusedOptimizer::Update::commit() {
         parameter.unsafeGetTensorImpl()->bump_version();
       }
     }
-    clear_autocast_cache();
+    Autocast::clear_cache();
   });
   if (streamed_) {
     stream();

@@ -9,9 +9,9 @@
 
 namespace snug {
 
-GradientNoise::GradientNoise(GradientNoiseOptions options) : options_(options) {
-  if (!(options_.decay >= 0 && options_.decay < 1)) {
-    throw ConfigError(fmt::format("GradientNoise: decay is {}; give a number from 0 to below 1", options_.decay));
+GradientNoise::GradientNoise(double decay) : decay_(decay) {
+  if (!(decay_ >= 0 && decay_ < 1)) {
+    throw ConfigError(fmt::format("GradientNoise: decay is {}; give a number from 0 to below 1", decay_));
   }
 }
 
@@ -33,10 +33,9 @@ bool GradientNoise::add(double small_sq_norm_mean, int64_t small_items, double b
   const auto big = static_cast<double>(big_items);
   const double squared_gradient = (big * big_sq_norm - small * small_sq_norm_mean) / (big - small);
   const double trace = (small_sq_norm_mean - big_sq_norm) / (1 / small - 1 / big);
-  const double decay = options_.decay;
-  sums_.squared_gradient = decay * sums_.squared_gradient + (1 - decay) * squared_gradient;
-  sums_.trace = decay * sums_.trace + (1 - decay) * trace;
-  sums_.weight = decay * sums_.weight + (1 - decay);
+  sums_.squared_gradient = decay_ * sums_.squared_gradient + (1 - decay_) * squared_gradient;
+  sums_.trace = decay_ * sums_.trace + (1 - decay_) * trace;
+  sums_.weight = decay_ * sums_.weight + (1 - decay_);
   return true;
 }
 

@@ -65,13 +65,13 @@ StateDict muon_to_state(const OptimizerOptions& options) {
   state.set("ns_coefficients", std::move(coefficients));
   state.set("eps", o->eps);
   state.set("ns_steps", o->ns_steps);
-  state.set("adjust_lr_fn", std::string(o->adjust_lr == MuonRate::MatchRmsAdamW ? kMatchRms : "original"));
+  state.set("adjust_lr_fn", std::string(o->match_rms_adamw ? kMatchRms : "original"));
   return state;
 }
 
-MuonRate rate_from(std::string_view name, const StateDict& state) {
+bool matches_rms(std::string_view name, const StateDict& state) {
   if (!state.contains("adjust_lr_fn")) {
-    return MuonRate::Original;  // None in Python
+    return false;  // None in Python
   }
   const auto& text = state.get<std::string>("adjust_lr_fn");
   if (text != "original" && text != kMatchRms) {
@@ -80,7 +80,7 @@ MuonRate rate_from(std::string_view name, const StateDict& state) {
                     "not offer",
                     name, text));
   }
-  return text == kMatchRms ? MuonRate::MatchRmsAdamW : MuonRate::Original;
+  return text == kMatchRms;
 }
 
 std::unique_ptr<OptimizerOptions> muon_from_state(std::string_view name, const StateDict& state) {
@@ -93,7 +93,7 @@ std::unique_ptr<OptimizerOptions> muon_from_state(std::string_view name, const S
                 .nesterov = state.get<bool>("nesterov"),
                 .eps = detail::number_in(state, "eps"),
                 .ns_steps = state.get<int64_t>("ns_steps"),
-                .adjust_lr = rate_from(name, state)};
+                .match_rms_adamw = matches_rms(name, state)};
   for (size_t i = 0; i < o.ns_coefficients.size(); ++i) {
     o.ns_coefficients[i] = detail::number_in(state.get<StateDict>("ns_coefficients"), std::to_string(i));
   }
@@ -177,8 +177,8 @@ class NewtonSchulz {
 
 double adjusted_lr(const MuonOptions& o, const at::Tensor& matrix) {
   const auto rows = static_cast<double>(matrix.size(0)), columns = static_cast<double>(matrix.size(1));
-  return o.lr * (o.adjust_lr == MuonRate::MatchRmsAdamW ? 0.2 * std::sqrt(std::max(rows, columns))
-                                                        : std::sqrt(std::max(1.0, rows / columns)));
+  return o.lr *
+         (o.match_rms_adamw ? 0.2 * std::sqrt(std::max(rows, columns)) : std::sqrt(std::max(1.0, rows / columns)));
 }
 
 }  // namespace
@@ -194,7 +194,7 @@ Muon::Muon(const std::vector<OptimizerParamGroup>& groups, MuonOptions options)
 void Muon::check_in_group(const at::Tensor& parameter, const OptimizerOptions& options) const {
   if (muon_options(options) != nullptr && parameter.dim() != 2) {
     throw ConfigError(
-        fmt::format("Muon: {} has {} dimensions, and Muon is for matrices; give it to AdamW (muon_groups "
+        fmt::format("Muon: {} has {} dimensions, and Muon is for matrices; give it to AdamW (Muon::groups "
                     "divides a model's parameters)",
                     describe(parameter), parameter.dim()));
   }
@@ -266,11 +266,11 @@ std::function<void()> Muon::prepare(const Work& work) const {
   };
 }
 
-std::vector<OptimizerParamGroup> muon_groups(
+std::vector<OptimizerParamGroup> Muon::groups(
     const torch::nn::Module& module, MuonOptions muon, AdamWOptions adamw,
     const std::function<bool(const std::string& name, const at::Tensor& parameter)>& by_adamw) {
   if (adamw.master_weights || adamw.stochastic_rounding) {
-    throw ConfigError("muon_groups: master_weights and stochastic_rounding are of AdamW alone; leave them out");
+    throw ConfigError("Muon.groups: master_weights and stochastic_rounding are of AdamW alone; leave them out");
   }
   std::unordered_set<const void*> embeddings, seen;
   for (const auto& part : module.modules()) {
@@ -289,7 +289,7 @@ std::vector<OptimizerParamGroup> muon_groups(
     (is_other ? others : matrices).push_back(parameter);
   }
   if (matrices.empty()) {
-    throw ConfigError("muon_groups: the module has no trained matrices for Muon; use AdamW");
+    throw ConfigError("Muon.groups: the module has no trained matrices for Muon; use AdamW");
   }
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(std::move(matrices), std::make_unique<MuonGroup>(muon));

@@ -47,22 +47,4 @@ double WarmupCosine::at(int64_t step) const {
   return floor + (peak - floor) * (1 + std::cos(angle)) / 2;
 }
 
-double scale_learning_rate(double base_lr, int64_t batch, int64_t base_batch, LrScaling scaling) {
-  require(is_positive(base_lr), "scale_learning_rate", "base_lr", base_lr, "give a finite learning rate above 0");
-  require(batch >= 1, "scale_learning_rate", "batch", batch, "give the items per optimizer step, at least 1");
-  require(base_batch >= 1, "scale_learning_rate", "base_batch", base_batch,
-          "give the batch size that base_lr was tuned for, at least 1");
-  const double ratio = static_cast<double>(batch) / static_cast<double>(base_batch);
-  switch (scaling) {
-    case LrScaling::None:
-      return base_lr;
-    case LrScaling::Linear:
-      return base_lr * ratio;
-    case LrScaling::Sqrt:
-      return base_lr * std::sqrt(ratio);
-  }
-  throw ConfigError(
-      fmt::format("scale_learning_rate: scaling is {}; give None, Linear or Sqrt", static_cast<int>(scaling)));
-}
-
 }  // namespace snug

@@ -46,9 +46,9 @@ Autocast::~Autocast() {
   detail::set_fp32_reductions(previous_fp32_reductions_);
 }
 
-void clear_autocast_cache() { at::autocast::clear_cache(); }
+void Autocast::clear_cache() { at::autocast::clear_cache(); }
 
-void check_autocast_cache(const std::vector<at::Tensor>& weights) {
+void Autocast::check_cache(const std::vector<at::Tensor>& weights) {
   if (!at::autocast::is_autocast_cache_enabled()) {
     return;
   }
@@ -68,8 +68,8 @@ void check_autocast_cache(const std::vector<at::Tensor>& weights) {
     const at::Tensor now = weight.to(dtype);
     if (!at::equal(used.view(at::kShort), now.view(at::kShort))) {  // compares bits, as NaN != NaN
       throw Error(fmt::format(
-          "check_autocast_cache: weight {} [{}] was written to after the region cast it to {}, and the old cast "
-          "would be used on; call clear_autocast_cache() after writing to weights",
+          "Autocast.check_cache: weight {} [{}] was written to after the region cast it to {}, and the old cast "
+          "would be used on; call Autocast::clear_cache() after writing to weights",
           i, fmt::join(weight.sizes(), ", "), c10::toString(dtype)));
     }
   }

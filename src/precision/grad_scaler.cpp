@@ -52,7 +52,7 @@ std::vector<at::Tensor> tensors_of(const detail::FoundInf& found_inf) {
 
 }  // namespace
 
-StepOutcome::operator bool() const {
+GradScaler::Outcome::operator bool() const {
   if (!stepped_) {
     stepped_ = std::none_of(found_inf_.begin(), found_inf_.end(),
                             [](const at::Tensor& found) { return found.item<float>() != 0; });
@@ -70,7 +70,7 @@ class GradScaler::Impl {
 
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
   void unscale_(torch::optim::Optimizer& optimizer);
-  StepOutcome step(torch::optim::Optimizer& optimizer);
+  GradScaler::Outcome step(torch::optim::Optimizer& optimizer);
   void update(std::optional<double> new_scale);
   void cancel() {
     per_optimizer_.clear();
@@ -96,7 +96,8 @@ class GradScaler::Impl {
   void refuse_fp16(const std::vector<detail::ParameterPlace>& places) const;
   void agree(detail::FoundInf& found_inf) const;
   void look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const;
-  StepOutcome step_on_device(torch::optim::Optimizer& optimizer, GradientScalingAware& aware, PerOptimizer& state);
+  GradScaler::Outcome step_on_device(torch::optim::Optimizer& optimizer, GradientScalingAware& aware,
+                                     PerOptimizer& state);
   at::Tensor found_by_all() const;
   void prepare_update();
   std::string too_many_skips() const;
@@ -187,7 +188,7 @@ void GradScaler::Impl::agree(detail::FoundInf& found_inf) const {
 // Looks at once, because clipping may turn one NaN into many NaNs.
 void GradScaler::Impl::look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const {
   if (options_.max_consecutive_skips > 0 && skips_ + 1 >= options_.max_consecutive_skips &&
-      !StepOutcome(tensors_of(state.found_inf))) {
+      !GradScaler::Outcome(tensors_of(state.found_inf))) {
     state.culprit = detail::first_non_finite(places, names_);
   }
 }
@@ -218,8 +219,8 @@ void GradScaler::Impl::unscale_(torch::optim::Optimizer& optimizer) {
   look_for_culprit(state, places);
 }
 
-StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer, GradientScalingAware& aware,
-                                             PerOptimizer& state) {
+GradScaler::Outcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer, GradientScalingAware& aware,
+                                                     PerOptimizer& state) {
   at::Tensor grad_scale;
   if (state.stage == Stage::Ready) {
     // Checked but not divided: the optimizer divides inside its own pass.
@@ -238,13 +239,13 @@ StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer,
   aware.set_gradient_scaling(grad_scale, found);
   optimizer.step();
   state.stage = Stage::Stepped;
-  return StepOutcome(all);
+  return GradScaler::Outcome(all);
 }
 
-StepOutcome GradScaler::Impl::step(torch::optim::Optimizer& optimizer) {
+GradScaler::Outcome GradScaler::Impl::step(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) {
     optimizer.step();
-    return StepOutcome(true);
+    return GradScaler::Outcome(true);
   }
   PerOptimizer& state = state_of(optimizer);
   if (state.stage == Stage::Stepped) {
@@ -266,7 +267,7 @@ StepOutcome GradScaler::Impl::step(torch::optim::Optimizer& optimizer) {
         "GradScaler.step: no parameter of this optimizer has a gradient; call backward() first, or leave the step out");
   }
   prepare_update();
-  StepOutcome outcome(tensors_of(state.found_inf));
+  GradScaler::Outcome outcome(tensors_of(state.found_inf));
   if (outcome) {
     optimizer.step();
   }
@@ -430,9 +431,9 @@ at::Tensor GradScaler::scale(const at::Tensor& output) { return scale(std::vecto
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) { return impl_->scale(outputs); }
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) { impl_->unscale_(optimizer); }
 
-StepOutcome GradScaler::step(torch::optim::Optimizer& optimizer) {
-  const StepOutcome outcome = impl_->step(optimizer);
-  clear_autocast_cache();  // torch's optimizers do not clear the cache
+GradScaler::Outcome GradScaler::step(torch::optim::Optimizer& optimizer) {
+  const GradScaler::Outcome outcome = impl_->step(optimizer);
+  Autocast::clear_cache();  // torch's optimizers do not clear the cache
   return outcome;
 }
 

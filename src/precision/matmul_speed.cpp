@@ -6,6 +6,8 @@
 #include <limits>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "snug/state.h"
 
@@ -94,6 +96,22 @@ MatmulSpeed measure(const MatmulProbe& probe, c10::DeviceType device) {
       .float16 = meter.speed(at::kHalf, small, 3),
       .float32_small = meter.speed(at::kFloat, small, 3),
   };
+}
+
+MatmulSpeed measure_matmul_speed(c10::Device device) {
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // FP32 products must stay FP32
+  return measure(probe_of(device), device.type());
+}
+
+Precision precision_for(const MatmulSpeed& speed, c10::DeviceType device) {
+  constexpr double kWorthTheCasts = 1.2;
+  const auto pays = [](double low, double full) { return low > 0 && low >= kWorthTheCasts * full; };
+  if (pays(speed.bfloat16, speed.float32)) {
+    return Precision::BFloat16;
+  }
+  const bool has_float16 = device != c10::DeviceType::CPU;
+  return has_float16 && pays(speed.float16, speed.float32_small) ? Precision::Float16 : Precision::Float32;
 }
 
 }  // namespace snug::detail

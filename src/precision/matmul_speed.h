@@ -1,5 +1,6 @@
 #pragma once
-// The measurement of measure_matmul_speed: the products, the number of repetitions, and the time limit.
+// The speed of matrix products by type, and the choice of a precision by the speed: choose_precision() of
+// snug/precision.h.
 
 #include <cstdint>
 #include <functional>
@@ -10,6 +11,21 @@
 #include "snug/precision.h"
 
 namespace snug::detail {
+
+/// Billions of floating-point operations a second in square matrix products on the device. 0: the device has no
+/// products of that type, or is too slow to measure in time.
+struct MatmulSpeed {
+  double float32 = 0;
+  double bfloat16 = 0;
+  double float16 = 0;        ///< a small product, so that a CPU without FP16 instructions answers in milliseconds
+  double float32_small = 0;  ///< the same small product, to compare float16 with
+};
+/// Takes less than 100 ms, beside the time that libraries need to start. Without a measurement, the first training step
+/// needs the same time to start libraries.
+MatmulSpeed measure_matmul_speed(c10::Device device);
+
+/// See choose_precision().
+Precision precision_for(const MatmulSpeed& speed, c10::DeviceType device);
 
 /// Products of square matrices, and a clock; tests give products of any duration.
 struct MatmulProbe {

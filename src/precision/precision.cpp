@@ -6,9 +6,6 @@
 #include <mutex>
 #include <string>
 
-#include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 
 #include "snug/core.h"
@@ -53,23 +50,7 @@ c10::ScalarType compute_dtype(Precision precision) {
   throw ConfigError("compute_dtype: Precision::Auto has no dtype yet; resolve it with choose_precision");
 }
 
-MatmulSpeed measure_matmul_speed(c10::Device device) {
-  const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // FP32 products must stay FP32
-  return detail::measure(detail::probe_of(device), device.type());
-}
-
-Precision choose_precision(const MatmulSpeed& speed, c10::DeviceType device) {
-  constexpr double kWorthTheCasts = 1.2;
-  const auto pays = [](double low, double full) { return low > 0 && low >= kWorthTheCasts * full; };
-  if (pays(speed.bfloat16, speed.float32)) {
-    return Precision::BFloat16;
-  }
-  const bool has_float16 = device != c10::DeviceType::CPU;
-  return has_float16 && pays(speed.float16, speed.float32_small) ? Precision::Float16 : Precision::Float32;
-}
-
-Precision measured_precision(c10::Device device) {
+Precision choose_precision(c10::Device device) {
   static std::mutex mutex;
   static std::map<std::string, Precision> known;
   const std::lock_guard lock(mutex);
@@ -77,28 +58,7 @@ Precision measured_precision(c10::Device device) {
   if (const auto found = known.find(name); found != known.end()) {
     return found->second;
   }
-  return known[name] = choose_precision(measure_matmul_speed(device), device.type());
-}
-
-MatmulAccumulation matmul_accumulation() {
-  constexpr auto kAllowed = at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
-  const at::Context& context = at::globalContext();
-  return {
-      .fp16_reduction = context.allowFP16ReductionCuBLAS() == kAllowed,
-      .bf16_reduction = context.allowBF16ReductionCuBLAS() == kAllowed,
-      .fp16_accumulation = context.allowFP16AccumulationCuBLAS(),
-      .tf32 = context.allowTF32CuBLAS(),
-  };
-}
-
-void accumulate_matmuls_in_fp32(bool allow_tf32) {
-  at::Context& context = at::globalContext();
-  context.setAllowFP16ReductionCuBLAS(false);
-  context.setAllowBF16ReductionCuBLAS(false);
-  context.setAllowFP16AccumulationCuBLAS(false);
-  context.setAllowFP16ReductionCPU(false);
-  context.setAllowTF32CuBLAS(allow_tf32);
-  context.setAllowTF32CuDNN(allow_tf32);
+  return known[name] = detail::precision_for(detail::measure_matmul_speed(device), device.type());
 }
 
 }  // namespace snug

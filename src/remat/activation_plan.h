@@ -33,7 +33,7 @@ class PlanContent {
   /// The schedule, made at the first call. A plan can be explained on a machine that cannot run the plan, because the
   /// directory for offloading does not exist.
   std::shared_ptr<const TapeSchedule> schedule() const;
-  OffloadReport offloaded() const;
+  SaveOnHost::Report offloaded() const;
 
  private:
   const plan::Simulator simulator_;

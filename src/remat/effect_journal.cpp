@@ -12,6 +12,7 @@
 #include "src/activations/storage_views.h"
 #include "src/core/allocated_bytes.h"
 #include "src/core/has_bytes.h"
+#include "src/core/other_state.h"
 #include "src/memory/aside.h"
 
 // The essay is on top of effect_journal.h. The sections below: beginning and end, writes, gradients, the way back, and

@@ -98,9 +98,9 @@ std::shared_ptr<const TapeSchedule> PlanContent::schedule() const {
   return schedule_;
 }
 
-OffloadReport PlanContent::offloaded() const {
+SaveOnHost::Report PlanContent::offloaded() const {
   const std::lock_guard lock(mutex_);
-  return schedule_ && schedule_->store ? schedule_->store->report() : OffloadReport{};
+  return schedule_ && schedule_->store ? schedule_->store->report() : SaveOnHost::Report{};
 }
 
 ActivationPlan unverified_plan(const plan::Profile& profile, Bytes budget, plan::SolverOptions options) {
@@ -138,7 +138,7 @@ ActivationPlan::ActivationPlan(std::shared_ptr<const detail::PlanContent> conten
 
 std::string ActivationPlan::explain() const { return plan::explain(content_->simulator(), content_->solution()); }
 
-OffloadReport ActivationPlan::offloaded() const { return content_->offloaded(); }
+SaveOnHost::Report ActivationPlan::offloaded() const { return content_->offloaded(); }
 
 std::string ActivationPlan::to_json() const {
   return nlohmann::ordered_json{{"plan", nlohmann::ordered_json::parse(content_->solution().to_json())},

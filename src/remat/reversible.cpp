@@ -203,8 +203,8 @@ void check(const std::vector<detail::ReversibleHalf>& halves) {
 
 }  // namespace
 
-ReversibleSequential::ReversibleSequential(ReversibleOptions options)
-    : options_(options), module_(std::make_shared<torch::nn::Module>("ReversibleSequential")) {}
+ReversibleSequential::ReversibleSequential(int64_t dim)
+    : dim_(dim), module_(std::make_shared<torch::nn::Module>("ReversibleSequential")) {}
 
 void ReversibleSequential::add(detail::ReversibleHalf f, detail::ReversibleHalf g) {
   const std::string index = std::to_string(halves_.size() / 2);
@@ -222,17 +222,17 @@ void ReversibleSequential::add(detail::ReversibleHalf f, detail::ReversibleHalf 
 
 at::Tensor ReversibleSequential::forward(const at::Tensor& x) const {
   check(halves_);
-  if (options_.dim < -x.dim() || options_.dim >= x.dim() || x.size(options_.dim) % 2 != 0) {
+  if (dim_ < -x.dim() || dim_ >= x.dim() || x.size(dim_) % 2 != 0) {
     throw ConfigError(
         fmt::format("ReversibleSequential: [{}] cannot be halved along dimension {}; give an even size there",
-                    fmt::join(x.sizes(), ", "), options_.dim));
+                    fmt::join(x.sizes(), ", "), dim_));
   }
   const auto halve = [&](const at::Tensor& both) {
-    const auto parts = both.chunk(2, options_.dim);
+    const auto parts = both.chunk(2, dim_);
     return Streams{parts.at(0), parts.at(1)};
   };
   const auto chain = new_chain();
-  const at::Tensor y = at::cat(run(halves_, halve(x), chain), options_.dim);
+  const at::Tensor y = at::cat(run(halves_, halve(x), chain), dim_);
   if (chain != nullptr) {
     chain->finish(halve(y.detach()));  // views of memory that the caller has anyway
   }

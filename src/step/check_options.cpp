@@ -17,6 +17,7 @@
 
 #include "snug/core.h"
 #include "snug/memory.h"
+#include "src/core/limit_below_use.h"
 #include "src/core/unnamed_file.h"
 
 namespace snug::detail {

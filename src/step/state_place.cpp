@@ -23,7 +23,7 @@ StateFile StatePlace::file() const {
 }
 
 PartInFile StatePlace::bytes() const {
-  const auto bytes = optimizer_ == nullptr ? StatePlacementBytes() : optimizer_->bytes_with_state_in(file());
+  const auto bytes = optimizer_ == nullptr ? MovableState::PlacementBytes() : optimizer_->bytes_with_state_in(file());
   return {.moved = bytes.moved, .workspace = bytes.workspace};
 }
 

@@ -13,7 +13,7 @@
 namespace snug::detail {
 namespace {
 
-int64_t elements(const BatchShape& shape) {
+int64_t elements(const Batch::Shape& shape) {
   int64_t count = 0;
   for (const auto& [type, sizes] : shape.tensors) {
     count += c10::multiply_integers(sizes);
@@ -22,7 +22,7 @@ int64_t elements(const BatchShape& shape) {
 }
 
 // Whether a plan for batches of shape `large` serves `small`: no side is longer, and at most a fifth is wasted.
-bool covers(const BatchShape& large, const BatchShape& small) {
+bool covers(const Batch::Shape& large, const Batch::Shape& small) {
   const auto is_no_smaller = [](const auto& a, const auto& b) {
     return a.first == b.first &&
            std::equal(a.second.begin(), a.second.end(), b.second.begin(), b.second.end(), std::greater_equal<>());

@@ -22,7 +22,7 @@ struct PrecisionRegions;
 
 /// Steps of one kind save the same tensors, for batches of the same size.
 struct StepKind {
-  BatchShape shape = {};
+  Batch::Shape shape = {};
   uint32_t modes = 0;    // a hash: the modules in training mode, and the regions in FP32
   uint32_t trained = 0;  // a hash: the parameters that are not frozen
 

@@ -45,7 +45,9 @@
 #include "src/accumulation/copy_ahead.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/memory/backward_pass.h"
+#include "src/memory/limit_paused.h"
 #include "src/memory/operator_mode.h"
+#include "src/precision/lost_updates.h"
 #include "src/precision/precision_regions.h"
 #include "src/remat/slice_scope.h"
 #include "src/step/check_options.h"
@@ -212,8 +214,9 @@ class Stepper::Impl {
   }
 
   StepResult close_and_write() {
-    std::optional<LimitPaused> unlimited;  // until the end, because tensors that the update leaves may exceed the limit
-    StepResult result = close_window();    // on ranks: gradients, items and losses are now of all ranks
+    // Until the end, because tensors that the update leaves may exceed the limit.
+    std::optional<detail::LimitPaused> unlimited;
+    StepResult result = close_window();  // on ranks: gradients, items and losses are now of all ranks
     if (result.items > 0) {
       unscale_and_look(result);
       clip(result);
@@ -337,7 +340,7 @@ class Stepper::Impl {
 
   // Auto is measured, and all ranks take the precision of rank 0.
   Precision resolve_together(Precision asked) const {
-    const Precision own = asked == Precision::Auto ? measured_precision(device()) : asked;
+    const Precision own = asked == Precision::Auto ? choose_precision(device()) : asked;
     return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(own)));
   }
 
@@ -628,7 +631,7 @@ class Stepper::Impl {
     budget_.journal().end();
   }
 
-  void write_parameters(StepResult& result, std::optional<LimitPaused>& unlimited) {
+  void write_parameters(StepResult& result, std::optional<detail::LimitPaused>& unlimited) {
     UpdateAware& update = detail::capabilities_of(optimizer_).update;
     // Without data_parallel, an optimizer over several ranks speaks with the other ranks itself.
     const bool agrees_itself = ranks_.is_alone() && update.agrees_across_ranks();
@@ -685,7 +688,7 @@ class Stepper::Impl {
   detail::CopyAhead copy_ahead_;
   at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
   bool sample_gradients_ = false;
-  std::optional<LostUpdates> lost_updates_;  // if sampled: from unscaling to the update
+  std::optional<detail::LostUpdates> lost_updates_;  // if sampled: from unscaling to the update
   int64_t first_batch_items_ = 0;
   int64_t batch_items_ = 0;
   int64_t steps_ = 0;

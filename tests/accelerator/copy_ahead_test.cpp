@@ -60,7 +60,7 @@ TEST(CopyAhead, RunsBesideWhatIsComputedAndBringsTheSameBits) {
   if (!sim_device::is_present()) {
     GTEST_SKIP() << "only the simulated accelerator has a clock of its own";
   }
-  const Made there = step_on(batch_to(host_batch(false), accelerator()));
+  const Made there = step_on(host_batch(false).to(accelerator()));
   const LazyStreams lazy;
   for (const bool pinned : {false, true}) {
     const Made copied = step_on(host_batch(pinned));

@@ -15,6 +15,7 @@
 #include "snug/memory.h"
 #include "src/core/allocated_bytes.h"
 #include "src/core/optimizer_capabilities.h"
+#include "src/memory/limit_paused.h"
 #include "src/memory/operator_mode.h"
 #include "src/memory/peak_watch.h"
 #include "tests/support/sim_device/sim_device.h"
@@ -23,6 +24,7 @@
 namespace snug::device_memory_test {
 namespace {
 
+using detail::LimitPaused;
 using sim_device::device;
 using testing::error_of;
 using ::testing::HasSubstr;

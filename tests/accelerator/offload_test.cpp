@@ -38,7 +38,7 @@ Tensor loss_of(const Tensor& x) {
 
 Tensor gradient_in(const Tensor& x) { return torch::autograd::grad({loss_of(x)}, {x}).front(); }
 
-Tensor offloaded_loss(const Tensor& x, OffloadReport& report, Bytes cap = Bytes::unlimited()) {
+Tensor offloaded_loss(const Tensor& x, SaveOnHost::Report& report, Bytes cap = Bytes::unlimited()) {
   const SaveOnHost offload({.min_bytes = Bytes(1), .cap = cap});
   const Tensor loss = loss_of(x);
   report = offload.report();
@@ -56,7 +56,7 @@ TEST(OffloadFromAnAccelerator, ComesBackWithTheSameBitsAndWithoutWaiting) {
     std::vector<Tensor> found;
     const int64_t reads = sim_device::host_reads();
     for (const Tensor& x : xs) {
-      OffloadReport report;
+      SaveOnHost::Report report;
       const Tensor loss = offloaded_loss(x, report, capped ? Bytes(7 * kItems * 4) : Bytes::unlimited());
       EXPECT_GE(report.bytes_out, 6 * kItems * 4);
       EXPECT_EQ(report.bytes_kept > 0, capped);

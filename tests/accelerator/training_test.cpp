@@ -140,7 +140,7 @@ TEST(TrainingOnAnAccelerator, CountsBytesOnAllThreads) {
   y.backward(torch::ones_like(y));  // its argument, and on the way to x the gradient
   y.reset();
   EXPECT_EQ(watch.peak(), before + 3 * kBytes);
-  const MemoryReport report = meter.report();
+  const MemoryMeter::Report report = meter.report();
   EXPECT_EQ(report.peak_bytes, 3 * kBytes);
   EXPECT_EQ(report.live_bytes, kBytes);
   EXPECT_EQ(report.activations, kBytes);

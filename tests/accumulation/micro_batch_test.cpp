@@ -27,7 +27,7 @@ TEST(BatchTest, RefusesTensorsWithoutACommonSize) {
 
 TEST(BatchTest, OnItsOwnDeviceIsNotCopied) {
   const Batch batch{torch::ones({2})};
-  EXPECT_EQ(batch_to(batch, torch::kCPU)[0].data_ptr(), batch[0].data_ptr());
+  EXPECT_EQ(batch.to(torch::kCPU)[0].data_ptr(), batch[0].data_ptr());
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ TEST(CheckpointMemory, TheActivationPeakFallsFromAllBlocksToTheInputsAndOneBlock
     loss.backward();
     return meter.report();
   };
-  MemoryReport plain, checkpointed;
+  MemoryMeter::Report plain, checkpointed;
   {
     const MemoryMeter meter;
     plain = peak_of(model.plain_loss(), meter);

@@ -84,8 +84,8 @@ struct Blocks {
 
   struct Outcome {
     std::vector<Tensor> gradients;
-    MemoryReport memory;
-    OffloadReport offload;
+    MemoryMeter::Report memory;
+    SaveOnHost::Report offload;
   };
   Outcome forward_and_backward(bool recompute, bool offload) {
     for (Tensor& parameter : parameters) {
@@ -97,7 +97,7 @@ struct Blocks {
       guard.emplace(options);
     }
     loss(recompute).backward();
-    return {gradients_of(parameters), meter.report(), guard ? guard->report() : OffloadReport{}};
+    return {gradients_of(parameters), meter.report(), guard ? guard->report() : SaveOnHost::Report{}};
   }
 
   OffloadOptions options;

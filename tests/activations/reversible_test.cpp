@@ -245,7 +245,7 @@ TEST(ReversibleSequential, LetsAHalfBlockTakeAGradientInsideItsForward) {
 TEST(ReversibleSequential, TakesTwoStreamsAndOtherDimensions) {
   Both model(2);
   const auto conv = [] { return torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 2, 3).padding(1)); };
-  ReversibleSequential pictures({.dim = 1});
+  ReversibleSequential pictures(/*dim=*/1);
   pictures.push_back(conv(), conv());
   EXPECT_EQ(pictures.forward(torch::rand({2, 4, 5, 5})).sizes(), (std::vector<int64_t>{2, 4, 5, 5}));
   const auto parts = model.x.chunk(2, -1);

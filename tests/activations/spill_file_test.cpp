@@ -306,7 +306,7 @@ TEST_F(SpillFileTest, AFullDiskLeavesThePieceInMemoryAndIsReported) {
   {
     const auto piece = file.store(filled(1));
     await_writes(file, 1);
-    const OffloadReport report = file.report();
+    const SaveOnHost::Report report = file.report();
     EXPECT_EQ(report.failed_writes, 1);
     EXPECT_EQ(report.bytes_kept, kBytes);
     EXPECT_EQ(report.bytes_out, 0);

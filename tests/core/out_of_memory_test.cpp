@@ -7,6 +7,7 @@
 
 #include "snug/core.h"
 #include "snug/state.h"
+#include "src/core/limit_below_use.h"
 
 namespace snug::out_of_memory_test {
 namespace {
@@ -41,7 +42,7 @@ TEST(OutOfMemory, IsNoOtherFailure) {
   EXPECT_FALSE(is_out_of_memory(std::bad_alloc()));
   EXPECT_FALSE(is_out_of_memory(Error("CUDA out of memory")));
   EXPECT_FALSE(is_out_of_memory(ConfigError("MemoryLimit: an allocation of")));
-  EXPECT_TRUE(is_out_of_memory(LimitBelowUse("more is taken")));
+  EXPECT_TRUE(is_out_of_memory(detail::LimitBelowUse("more is taken")));
 }
 
 }  // namespace

@@ -4,11 +4,13 @@
 
 #include "snug/core.h"
 #include "snug/state.h"
+#include "src/core/rng_guard.h"
 #include "tests/support/tensors.h"
 
 namespace snug::rng_test {
 namespace {
 
+using detail::RngGuard;
 using ::testing::HasSubstr;
 using testing::same_bits;
 using torch::Tensor;

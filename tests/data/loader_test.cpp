@@ -20,11 +20,12 @@
 namespace snug::loader_test {
 namespace {
 
+using Item = ItemSource::Item;
 using ::testing::HasSubstr;
 using testing::TemporaryFolder;
 
 // Item i is the number i.
-ItemSource numbers(int64_t size) { return tensor_items({torch::arange(size)}); }
+ItemSource numbers(int64_t size) { return ItemSource::of_tensors({torch::arange(size)}); }
 
 std::vector<int64_t> values(const at::Tensor& tensor) {
   return {tensor.data_ptr<int64_t>(), tensor.data_ptr<int64_t>() + tensor.numel()};
@@ -149,7 +150,7 @@ TEST(Loader, DividesEachBatchAmongRanksAlsoAfterARestartOnAnotherNumber) {
 }
 
 TEST(Loader, GivesARankWithoutItemsTensorsOfNoItems) {
-  const auto source = tensor_items({torch::rand({9, 2, 3}), torch::arange(9)});
+  const auto source = ItemSource::of_tensors({torch::rand({9, 2, 3}), torch::arange(9)});
   for (const bool shuffle : {true, false}) {
     Loader loader(source, {.batch = 4, .shuffle = shuffle, .rank = 0, .ranks = 2});
     StateDict state = loader.state_dict();
@@ -299,20 +300,21 @@ TEST(Loader, EndsWhileWorkersWait) {
 }
 
 TEST(ItemSource, OfTensorsHasTheirRows) {
-  const auto source = tensor_items({torch::arange(6).view({3, 2}), torch::tensor({7, 8, 9})});
+  const auto source = ItemSource::of_tensors({torch::arange(6).view({3, 2}), torch::tensor({7, 8, 9})});
   EXPECT_EQ(source.size, 3);
   const Item item = source.get(1, 0);
   EXPECT_TRUE(torch::equal(item[0], torch::tensor({2, 3})));
   EXPECT_EQ(item[1].item<int64_t>(), 8);
-  EXPECT_THROW(tensor_items({}), ConfigError);
-  EXPECT_THROW(tensor_items({torch::zeros(2), torch::zeros(3)}), ConfigError);
-  EXPECT_THROW(tensor_items({torch::zeros({})}), ConfigError);
+  EXPECT_THROW(ItemSource::of_tensors({}), ConfigError);
+  EXPECT_THROW(ItemSource::of_tensors({torch::zeros(2), torch::zeros(3)}), ConfigError);
+  EXPECT_THROW(ItemSource::of_tensors({torch::zeros({})}), ConfigError);
 }
 
 TEST(ItemSource, OfTorchDataHasDataAndTarget) {
   const auto x = torch::arange(8).view({4, 2}), y = torch::arange(4);
-  Loader pairs(dataset_items(torch::data::datasets::TensorDataset(std::vector<torch::Tensor>{x[0], x[1], x[2], x[3]})),
-               {.batch = 4, .shuffle = false});
+  Loader pairs(
+      ItemSource::of_dataset(torch::data::datasets::TensorDataset(std::vector<torch::Tensor>{x[0], x[1], x[2], x[3]})),
+      {.batch = 4, .shuffle = false});
   const auto batch = pairs.next();
   ASSERT_TRUE(batch);
   ASSERT_EQ(batch->size(), 1U);
@@ -324,7 +326,7 @@ TEST(ItemSource, OfTorchDataHasDataAndTarget) {
     }
     std::optional<size_t> size() const override { return 4; }
   };
-  Loader labelled(dataset_items(Labelled()), {.batch = 2, .shuffle = false});
+  Loader labelled(ItemSource::of_dataset(Labelled()), {.batch = 2, .shuffle = false});
   const auto two = labelled.next();
   ASSERT_EQ(two->size(), 2U);
   EXPECT_EQ(values((*two)[1]), (std::vector<int64_t>{0, 10}));
@@ -337,7 +339,7 @@ TEST(ItemSource, OfAFolderHasItsFilesAndTheirClasses) {
     std::ofstream(folder / file) << file;
   }
   std::ofstream(folder / "notes") << "no class";
-  const auto source = folder_items(folder / "", [](const std::filesystem::path& file) {
+  const auto source = ItemSource::of_folder(folder / "", [](const std::filesystem::path& file) {
     return torch::full({}, static_cast<int64_t>(std::filesystem::file_size(file)));
   });
   ASSERT_EQ(source.size, 3);
@@ -348,10 +350,10 @@ TEST(ItemSource, OfAFolderHasItsFilesAndTheirClasses) {
   EXPECT_EQ(source.get(2, 0)[1].item<int64_t>(), 1);
 
   const auto none = [](const std::filesystem::path&) { return at::Tensor(); };
-  EXPECT_THAT(message_of([&] { folder_items(folder / "gone", none); }), HasSubstr("gone"));
+  EXPECT_THAT(message_of([&] { ItemSource::of_folder(folder / "gone", none); }), HasSubstr("gone"));
   std::filesystem::create_directory(folder / "empty");
-  EXPECT_THAT(message_of([&] { folder_items(folder / "", none); }), HasSubstr("empty' has no file"));
-  EXPECT_THAT(message_of([&] { folder_items(folder / "a", none); }), HasSubstr("has no subfolders"));
+  EXPECT_THAT(message_of([&] { ItemSource::of_folder(folder / "", none); }), HasSubstr("empty' has no file"));
+  EXPECT_THAT(message_of([&] { ItemSource::of_folder(folder / "a", none); }), HasSubstr("has no subfolders"));
 }
 
 }  // namespace

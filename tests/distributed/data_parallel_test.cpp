@@ -499,20 +499,20 @@ TEST(DataParallel, MayBeFrozenAsAWholeForAWhile) {
 TEST(DataParallel, GivesEveryoneRankZerosParametersAndBuffers) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
-    for (const auto policy : {BufferSync::FromRankZero, BufferSync::Never}) {
+    for (const bool broadcast : {true, false}) {
       torch::manual_seed(static_cast<uint64_t>(group->rank()));
       torch::nn::BatchNorm1d norm(4);
       torch::nn::Sequential model(torch::nn::Linear(6, 4), norm, torch::nn::Linear(4, 2));
       auto& mean = norm->running_mean;
       mean.fill_(group->rank() + 3);
-      DataParallel ddp(model, group, {.buffers = policy});
+      DataParallel ddp(model, group, {.broadcast_buffers = broadcast});
       for (const auto& tensor : model->parameters()) {
         EXPECT_TRUE(same_bits(group->all_gather(tensor)[0], tensor.detach()));
       }
       EXPECT_EQ(mean[0].item<float>(), 3);
       mean.fill_(group->rank() + 10);
       ddp.forward([&] {
-        EXPECT_EQ(mean[0].item<float>(), policy == BufferSync::Never ? group->rank() + 10 : 10);
+        EXPECT_EQ(mean[0].item<float>(), broadcast ? 10 : group->rank() + 10);
         return mean_loss(model, own_batch(*group));
       });
     }

@@ -7,6 +7,7 @@
 #include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
 #include "snug/sgd.h"
+#include "src/distributed/launch_environment.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
@@ -14,6 +15,7 @@
 namespace snug::join_test {
 namespace {
 
+using detail::Environment;
 using testing::close_in_norm;
 using testing::error_of;
 using ::testing::HasSubstr;

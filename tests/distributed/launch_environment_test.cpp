@@ -1,4 +1,4 @@
-#include "snug/distributed/launch_environment.h"
+#include "src/distributed/launch_environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,8 @@
 namespace snug::launch_environment_test {
 namespace {
 
+using detail::Environment;
+using detail::read_launch_environment;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

@@ -17,12 +17,14 @@
 
 #include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
+#include "src/distributed/launch_environment.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 
 namespace snug::network_test {
 namespace {
 
+using detail::Environment;
 using testing::bytes_of;
 using testing::is_rank;
 using testing::on_ranks;

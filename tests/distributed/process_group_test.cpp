@@ -13,12 +13,14 @@
 #include <torch/torch.h>
 
 #include "snug/core.h"
+#include "src/distributed/launch_environment.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 
 namespace snug::process_group_test {
 namespace {
 
+using detail::Environment;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using testing::error_of;

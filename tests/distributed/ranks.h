@@ -34,6 +34,7 @@
 #include <unistd.h>
 
 #include "snug/distributed/process_group.h"
+#include "src/distributed/launch_environment.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/temporary_folder.h"
 
@@ -82,7 +83,7 @@ inline int free_port() { return TakenPort().port(); }
 
 namespace ranks_detail {
 
-inline pid_t start(const std::vector<std::string>& arguments, const Environment& variables,
+inline pid_t start(const std::vector<std::string>& arguments, const detail::Environment& variables,
                    const std::filesystem::path& output) {
   std::vector<std::string> entries;
   for (const auto& [name, value] : variables) {
@@ -131,15 +132,15 @@ inline std::string read(const std::filesystem::path& path) {
 }  // namespace ranks_detail
 
 /// What a rank's variables are, beside the parent's. `extra` come last.
-inline Environment rank_variables(int rank, int size, int port, const Environment& extra = {}) {
-  Environment variables = process_environment();
-  for (const auto& [name, value] : Environment{{"RANK", std::to_string(rank)},
-                                               {"LOCAL_RANK", std::to_string(rank)},
-                                               {"WORLD_SIZE", std::to_string(size)},
-                                               {"MASTER_ADDR", "127.0.0.1"},
-                                               {"MASTER_PORT", std::to_string(port)},
-                                               {"OMP_NUM_THREADS", "1"},
-                                               {"SNUG_TEST_RANK", std::to_string(rank)}}) {
+inline detail::Environment rank_variables(int rank, int size, int port, const detail::Environment& extra = {}) {
+  detail::Environment variables = detail::process_environment();
+  for (const auto& [name, value] : detail::Environment{{"RANK", std::to_string(rank)},
+                                                       {"LOCAL_RANK", std::to_string(rank)},
+                                                       {"WORLD_SIZE", std::to_string(size)},
+                                                       {"MASTER_ADDR", "127.0.0.1"},
+                                                       {"MASTER_PORT", std::to_string(port)},
+                                                       {"OMP_NUM_THREADS", "1"},
+                                                       {"SNUG_TEST_RANK", std::to_string(rank)}}) {
     variables[name] = value;
   }
   for (const auto& [name, value] : extra) {
@@ -151,7 +152,7 @@ inline Environment rank_variables(int rank, int size, int port, const Environmen
 /// In a rank: runs `body`. In the parent: starts this very test on `size` ranks, `extra[rank]` added to their
 /// variables.
 template <class Body>
-void on_ranks(int size, const std::vector<Environment>& extra, int port, Body&& body) {
+void on_ranks(int size, const std::vector<detail::Environment>& extra, int port, Body&& body) {
   if (is_rank()) {
     body();
     return;
@@ -162,7 +163,7 @@ void on_ranks(int size, const std::vector<Environment>& extra, int port, Body&& 
   const TemporaryFolder folder;
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) {
-    const Environment more = extra.empty() ? Environment{} : extra[static_cast<size_t>(rank)];
+    const detail::Environment more = extra.empty() ? detail::Environment{} : extra[static_cast<size_t>(rank)];
     children.push_back(
         ranks_detail::start(arguments, rank_variables(rank, size, port, more), folder / std::to_string(rank)));
   }

@@ -16,6 +16,7 @@
 #include "snug/memory.h"
 #include "snug/sgd.h"
 #include "snug/stepper.h"
+#include "src/distributed/launch_environment.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
@@ -25,6 +26,7 @@
 namespace snug::sharded_optimizer_test {
 namespace {
 
+using detail::Environment;
 using ::testing::AllOf;
 using testing::bytes_of;
 using testing::clones_of;

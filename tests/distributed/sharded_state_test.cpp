@@ -10,6 +10,7 @@
 #include "snug/adamw.h"
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/memory.h"
+#include "src/distributed/launch_environment.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
@@ -17,6 +18,7 @@
 namespace snug::sharded_state_test {
 namespace {
 
+using detail::Environment;
 using testing::on_ranks;
 using testing::quick;
 using testing::same_bits;

@@ -13,12 +13,14 @@
 #include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
 #include "snug/extra/batch_norm.h"
+#include "src/distributed/launch_environment.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 
 namespace snug::sync_batch_norm_test {
 namespace {
 
+using detail::Environment;
 using ::testing::AllOf;
 using testing::close_in_norm;
 using ::testing::ElementsAre;

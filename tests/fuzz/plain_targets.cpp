@@ -11,7 +11,7 @@
 #include "program/report/html_report.h"
 #include "program/report/run_log_parse.h"
 #include "snug/core.h"
-#include "snug/distributed/launch_environment.h"
+#include "src/distributed/launch_environment.h"
 #include "src/exported/zip_archive.h"
 #include "src/io/manifest.h"
 #include "src/io/safetensors_header.h"
@@ -32,7 +32,7 @@ void read_bytes(std::string_view text) {
 
 // Lines of NAME=value, as `env` prints them.
 void read_environment(std::string_view text) {
-  Environment environment;
+  detail::Environment environment;
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));
     const size_t equals = line.find('=');
@@ -41,7 +41,7 @@ void read_environment(std::string_view text) {
     }
     text.remove_prefix(std::min(text.size(), line.size() + 1));
   }
-  const LaunchPlace place = read_launch_environment(environment);
+  const detail::LaunchPlace place = detail::read_launch_environment(environment);
   require_same(place.rank >= 0 && place.rank < place.size && place.local_rank >= 0);
 }
 

@@ -145,7 +145,7 @@ TEST(SnapshotStore, RestoresEveryKindOfEntryExactly) {
   ASSERT_EQ(SnapshotStore(folder.path()).load_latest({{"all", holding(state)}}), 1);
 
   std::vector<std::string> order;
-  for (const StateEntry& entry : state.entries()) {
+  for (const StateDict::Entry& entry : state.entries()) {
     order.push_back(entry.name);
   }
   EXPECT_THAT(order, ElementsAre("z", "numbers", "nothing", "text", "yes", "a.b"));

@@ -29,7 +29,7 @@ torch::nn::Sequential small_net(uint64_t seed, int64_t width = 5) {
 
 std::vector<std::string> names_of(const StateDict& state) {
   std::vector<std::string> names;
-  for (const StateEntry& entry : state.entries()) {
+  for (const StateDict::Entry& entry : state.entries()) {
     names.push_back(entry.name);
   }
   return names;
@@ -122,7 +122,7 @@ TEST(StatefulModule, RefusesStateThatDoesNotFitAndChangesNothing) {
 
   StateDict without;
   const StateDict whole = stateful(other).state();
-  for (const StateEntry& entry : whole.entries()) {
+  for (const StateDict::Entry& entry : whole.entries()) {
     if (entry.name != "1.running_var") {
       without.set(entry.name, entry.value);
     }

@@ -129,7 +129,7 @@ TEST(BiasGelu, SavesItsInputsAndNothingElse) {
       << "the composed form saves the sum";
 }
 
-MemoryReport measured(const std::function<Tensor()>& forward, const Tensor& upstream) {
+MemoryMeter::Report measured(const std::function<Tensor()>& forward, const Tensor& upstream) {
   const MemoryMeter meter;
   const Tensor y = forward();
   auto report = meter.report();

@@ -7,6 +7,7 @@
 
 #include "snug/core.h"
 #include "snug/memory.h"
+#include "src/core/limit_below_use.h"
 #include "src/memory/cpu_allocator.h"
 #include "src/memory/peak_watch.h"
 #include "tests/support/tensors.h"
@@ -58,18 +59,18 @@ TEST_P(OnDevice, AWiderLimitInsideATighterOneDoesNotWidenIt) {
 
 TEST_P(OnDevice, ALimitCannotBeBelowWhatIsTaken) {
   const Tensor tensor = tensor_of(3 * kMiB);
-  const Bytes smallest = smallest_limit(device());
+  const Bytes smallest = MemoryLimit::smallest(device());
   EXPECT_GE(smallest.count(), live());
   EXPECT_TRUE(smallest.count() == live() || GetParam() == torch::kCUDA) << "only CUDA's allocator has gaps";
   const auto limit_at = [&](int64_t bytes) { const MemoryLimit limit(device(), Bytes(bytes)); };
   try {
     limit_at(smallest.count());
-  } catch (const LimitBelowUse& error) {
+  } catch (const detail::LimitBelowUse& error) {
     ADD_FAILURE() << error.what();
   } catch (const ConfigError& error) {
     GTEST_SKIP() << error.what();  // built without CUDA's headers
   }
-  EXPECT_THROW(limit_at(smallest.count() - 1), LimitBelowUse);
+  EXPECT_THROW(limit_at(smallest.count() - 1), detail::LimitBelowUse);
 }
 
 TEST_P(OnDevice, AMeterCountsTensorsOfTheCurrentDevice) {

@@ -19,7 +19,7 @@ using torch::Tensor;
 
 int64_t live() { return live_bytes(torch::kCPU).count(); }
 
-int64_t sum_of_categories(const MemoryReport& r) {
+int64_t sum_of_categories(const MemoryMeter::Report& r) {
   return r.parameters + r.gradients + r.optimizer_state + r.activations + r.workspace + r.outputs + r.before;
 }
 

@@ -280,7 +280,7 @@ std::vector<Tensor> six_updates(bool with_overflows, bool gated = true) {
       p[1].mutable_grad()[5] = INFINITY;
     }
     optimizer.param_groups()[0].options().set_lr(schedule.at(updates));
-    const StepOutcome outcome = scaler.step(optimizer);
+    const GradScaler::Outcome outcome = scaler.step(optimizer);
     EXPECT_EQ(outcome, finite);
     if (outcome || !gated) {
       ema.update();

@@ -56,7 +56,7 @@ TEST(Muon, HasAMomentumInsteadOfTwoMomentsAndGoesOnFromIt) {
   for (Tensor& parameter : q) {
     parameter.requires_grad_();
   }
-  Muon resumed(q, {.lr = 7, .nesterov = false, .adjust_lr = MuonRate::MatchRmsAdamW});
+  Muon resumed(q, {.lr = 7, .nesterov = false, .match_rms_adamw = true});
   resumed.load_state_dict(optimizer.state_dict());
   train(optimizer, p, 4, 6);
   train(resumed, q, 4, 6);
@@ -74,7 +74,7 @@ TEST(Muon, UpdatesTheOtherParametersOfAModelAsAdamWDoes) {
       by_adamw->named_parameters()[parameter.key()].copy_(parameter.value());
     }
   }
-  const auto groups = muon_groups(*model, {.lr = 0.02}, {.lr = 3e-3});
+  const auto groups = Muon::groups(*model, {.lr = 0.02}, {.lr = 3e-3});
   ASSERT_EQ(groups.size(), 2u);
   for (const Tensor& matrix : groups[0].params()) {
     EXPECT_EQ(matrix.dim(), 2);
@@ -100,7 +100,7 @@ TEST(Muon, UpdatesTheOtherParametersOfAModelAsAdamWDoes) {
     reference.step();
   }
   EXPECT_TRUE(same_bits(clones_of(groups[1].params()), clones_of(others)));
-  Muon loaded(muon_groups(*by_adamw, {}, {}));
+  Muon loaded(Muon::groups(*by_adamw, {}, {}));
   loaded.load_state_dict(optimizer.state_dict());
   EXPECT_TRUE(same_bits(tensors_in(loaded.state_dict()), tensors_in(optimizer.state_dict())));
 }
@@ -187,7 +187,7 @@ TEST(Muon, RefusesWhatIsNoMatrixAndOptionsOutOfRange) {
   EXPECT_THAT(error_of<ConfigError>([&] { Muon(matrices(), {.ns_steps = 100}); }), HasSubstr("ns_steps is 100"));
   EXPECT_THAT(error_of<ConfigError>([&] { Muon(matrices(), {.momentum = -1}); }), HasSubstr("momentum is -1"));
   torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({4}));
-  EXPECT_THAT(error_of<ConfigError>([&] { muon_groups(*norm); }), HasSubstr("no trained matrices"));
+  EXPECT_THAT(error_of<ConfigError>([&] { Muon::groups(*norm); }), HasSubstr("no trained matrices"));
   EXPECT_EQ(Muon(matrices()).shard_multiple(), 0);
 }
 
@@ -222,7 +222,7 @@ TEST(Muon, KeepsItsStateInMemory) {
   Muon optimizer(matrices());
   EXPECT_FALSE(optimizer.keep_state_in(StateFile()));
   EXPECT_EQ(optimizer.state_placement(), StatePlacement(StateOnDevice()));
-  EXPECT_EQ(optimizer.bytes_with_state_in(StateFile()), StatePlacementBytes());
+  EXPECT_EQ(optimizer.bytes_with_state_in(StateFile()), MovableState::PlacementBytes());
 }
 
 }  // namespace

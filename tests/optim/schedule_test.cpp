@@ -91,29 +91,5 @@ TEST(WarmupCosine, RejectsFieldsOutOfRangeAndNamesThem) {
   EXPECT_NE(error_of([&] { (void)good.at(-1); }).find("step is -1"), std::string::npos);
 }
 
-TEST(ScaleLearningRate, MultipliesByTheRatioOfTheBatchesOrItsRoot) {
-  EXPECT_DOUBLE_EQ(scale_learning_rate(0.1, 1024, 256, LrScaling::None), 0.1);
-  EXPECT_DOUBLE_EQ(scale_learning_rate(0.1, 1024, 256, LrScaling::Linear), 0.4);
-  EXPECT_DOUBLE_EQ(scale_learning_rate(0.1, 1024, 256, LrScaling::Sqrt), 0.2);
-}
-
-TEST(ScaleLearningRate, LowersTheRateForSmallerBatchesAndKeepsItForTheSame) {
-  EXPECT_DOUBLE_EQ(scale_learning_rate(0.4, 16, 64, LrScaling::Linear), 0.1);
-  EXPECT_DOUBLE_EQ(scale_learning_rate(0.4, 16, 64, LrScaling::Sqrt), 0.2);
-  EXPECT_EQ(scale_learning_rate(0.3, 48, 48, LrScaling::Linear), 0.3);
-  EXPECT_EQ(scale_learning_rate(0.3, 48, 48, LrScaling::Sqrt), 0.3);
-}
-
-TEST(ScaleLearningRate, RejectsWhatIsNoBatchOrNoRate) {
-  const auto error = [](double lr, int64_t batch, int64_t base) {
-    return error_of([=] { (void)scale_learning_rate(lr, batch, base, LrScaling::None); });
-  };
-  EXPECT_NE(error(0.1, 0, 64).find("batch is 0"), std::string::npos);
-  EXPECT_NE(error(0.1, 64, -2).find("base_batch is -2"), std::string::npos);
-  EXPECT_NE(error(0.0, 64, 64).find("base_lr is 0"), std::string::npos);
-  EXPECT_NE(error(kNan, 64, 64).find("base_lr is nan"), std::string::npos);
-  EXPECT_THROW((void)scale_learning_rate(0.1, 64, 64, static_cast<LrScaling>(17)), ConfigError);
-}
-
 }  // namespace
 }  // namespace snug::schedule_test

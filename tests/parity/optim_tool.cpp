@@ -174,11 +174,8 @@ class Session {
     if (command == "muon") {
       return std::make_unique<snug::Muon>(
           listed(words),
-          snug::MuonOptions{.lr = o[0],
-                            .weight_decay = o[1],
-                            .momentum = o[2],
-                            .nesterov = o[3] != 0,
-                            .adjust_lr = o[4] != 0 ? snug::MuonRate::MatchRmsAdamW : snug::MuonRate::Original});
+          snug::MuonOptions{
+              .lr = o[0], .weight_decay = o[1], .momentum = o[2], .nesterov = o[3] != 0, .match_rms_adamw = o[4] != 0});
     }
     if (command == "adam") {
       return std::make_unique<snug::Adam>(

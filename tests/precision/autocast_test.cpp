@@ -157,7 +157,7 @@ TEST(AutocastCache, IsEmptiedByClearAutocastCache) {
   EXPECT_EQ(w.product(), 4.0f);
   w.add_one();
   EXPECT_EQ(w.product(), 4.0f) << "LibTorch no longer gives the stale cast: is clearing still needed?";
-  clear_autocast_cache();
+  Autocast::clear_cache();
   EXPECT_EQ(w.product(), 8.0f);
 }
 
@@ -190,7 +190,7 @@ TEST(AutocastCache, IsKeptFromAnInnerRegionToTheOuterAndThenEmptied) {
       EXPECT_EQ(w.product(), 4.0f);
     }
     w.add_one();
-    EXPECT_EQ(w.product(), 4.0f) << "only the outermost region empties it; writing by hand needs clear_autocast_cache";
+    EXPECT_EQ(w.product(), 4.0f) << "only the outermost region empties it; writing by hand needs Autocast::clear_cache";
   }
   const Autocast next(kCPU, kBFloat16);
   EXPECT_EQ(w.product(), 8.0f);
@@ -264,7 +264,7 @@ TEST(AutocastCache, CastsInNestedGradientModesNeitherLoseNorInventGradients) {
     }
     EXPECT_FALSE(product().requires_grad());
     w.add_one();
-    clear_autocast_cache();
+    Autocast::clear_cache();
     product();
   }
   const Tensor y = product();
@@ -280,12 +280,12 @@ TEST(CheckAutocastCache, FindsTheWeightThatWasWrittenToAfterItsCast) {
   fresh.product();
   written.product();
   const std::vector<Tensor> weights{Tensor(), fresh.weight, written.weight};
-  EXPECT_NO_THROW(check_autocast_cache(weights));
+  EXPECT_NO_THROW(Autocast::check_cache(weights));
   written.add_one();
-  EXPECT_THAT(error_of<Error>([&] { check_autocast_cache(weights); }),
-              ::testing::AllOf(HasSubstr("weight 2 [4, 4]"), HasSubstr("clear_autocast_cache")));
-  clear_autocast_cache();
-  EXPECT_NO_THROW(check_autocast_cache(weights));
+  EXPECT_THAT(error_of<Error>([&] { Autocast::check_cache(weights); }),
+              ::testing::AllOf(HasSubstr("weight 2 [4, 4]"), HasSubstr("Autocast::clear_cache")));
+  Autocast::clear_cache();
+  EXPECT_NO_THROW(Autocast::check_cache(weights));
   EXPECT_EQ(written.product(), 8.0f);
 }
 
@@ -297,13 +297,13 @@ TEST(CheckAutocastCache, TakesNanForWhatItIs) {
   }
   const Autocast autocast(kCPU, kBFloat16);
   w.product();
-  EXPECT_NO_THROW(check_autocast_cache({w.weight}));
+  EXPECT_NO_THROW(Autocast::check_cache({w.weight}));
 }
 
 TEST(CheckAutocastCache, LeavesGradientsAsTheyWouldBe) {
   Weight w;
   const Autocast autocast(kCPU, kBFloat16);
-  check_autocast_cache({w.weight});
+  Autocast::check_cache({w.weight});
   torch::matmul(w.x, w.weight).sum().backward();
   EXPECT_TRUE(torch::equal(w.weight.grad(), torch::ones({4, 4})));
 }
@@ -312,15 +312,15 @@ TEST(CheckAutocastCache, HasNothingToSayWhereNothingIsCastOrKept) {
   Weight w;
   const Tensor integers = torch::ones({2}, torch::kLong);
   const Tensor low = torch::ones({2}, kBFloat16);
-  EXPECT_NO_THROW(check_autocast_cache({w.weight}));
+  EXPECT_NO_THROW(Autocast::check_cache({w.weight}));
   {
     const Autocast uncached(kCPU, kBFloat16, {.cache = false});
     w.product();
     w.add_one();
-    EXPECT_NO_THROW(check_autocast_cache({w.weight}));
+    EXPECT_NO_THROW(Autocast::check_cache({w.weight}));
   }
   const Autocast autocast(kCPU, kBFloat16);
-  EXPECT_NO_THROW(check_autocast_cache({integers, low, torch::ones({2}, torch::kDouble)}));
+  EXPECT_NO_THROW(Autocast::check_cache({integers, low, torch::ones({2}, torch::kDouble)}));
 }
 
 }  // namespace

@@ -149,8 +149,8 @@ TEST(GradScalerWithAdamW, MixesWithAnotherKindOfOptimizerUnderOneScale) {
   a.set_gradients(1, scaler.get_scale());
   a.parameters[0].mutable_grad()[0][0] = kInf;
   b.mutable_grad() = torch::full({2}, 0.5 * scaler.get_scale());
-  const StepOutcome first = scaler.step(a.optimizer);
-  const StepOutcome second = scaler.step(sgd);
+  const GradScaler::Outcome first = scaler.step(a.optimizer);
+  const GradScaler::Outcome second = scaler.step(sgd);
   scaler.update();
   EXPECT_FALSE(first) << "an outcome may be read after update()";
   EXPECT_TRUE(second);

@@ -5,10 +5,12 @@
 
 #include "snug/core.h"
 #include "snug/precision.h"
+#include "src/precision/lost_updates.h"
 
 namespace snug::gradient_statistics_test {
 namespace {
 
+using detail::LostUpdates;
 using torch::Tensor;
 
 Tensor with_gradient(const Tensor& gradient) {

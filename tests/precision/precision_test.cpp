@@ -16,12 +16,19 @@
 
 #include "snug/autocast.h"
 #include "snug/core.h"
+#include "src/precision/matmul_accumulation.h"
 #include "src/precision/matmul_speed.h"
 #include "tests/support/tensors.h"
 
 namespace snug::precision_test {
 namespace {
 
+using detail::accumulate_matmuls_in_fp32;
+using detail::matmul_accumulation;
+using detail::MatmulAccumulation;
+using detail::MatmulSpeed;
+using detail::measure_matmul_speed;
+using detail::precision_for;
 using ::testing::AllOf;
 using testing::error_of;
 using ::testing::HasSubstr;
@@ -51,24 +58,23 @@ TEST(Precision, NamesTheTypeToComputeInExceptForAuto) {
 
 TEST(ChoosePrecision, TakesBFloat16OnlyWhereItsProductsAreFasterByMoreThanTheCastsCost) {
   for (const auto device : {torch::kCPU, torch::kCUDA}) {
-    EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 400}, device), Precision::BFloat16);
-    EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 120}, device), Precision::BFloat16);
-    EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 119}, device), Precision::Float32);
-    EXPECT_EQ(choose_precision({.float32 = 217, .bfloat16 = 50}, device), Precision::Float32);
-    EXPECT_EQ(choose_precision({.float32 = 100}, device), Precision::Float32) << "no 16 bits at all";
-    EXPECT_EQ(choose_precision({}, device), Precision::Float32) << "nothing is known";
+    EXPECT_EQ(precision_for({.float32 = 100, .bfloat16 = 400}, device), Precision::BFloat16);
+    EXPECT_EQ(precision_for({.float32 = 100, .bfloat16 = 120}, device), Precision::BFloat16);
+    EXPECT_EQ(precision_for({.float32 = 100, .bfloat16 = 119}, device), Precision::Float32);
+    EXPECT_EQ(precision_for({.float32 = 217, .bfloat16 = 50}, device), Precision::Float32);
+    EXPECT_EQ(precision_for({.float32 = 100}, device), Precision::Float32) << "no 16 bits at all";
+    EXPECT_EQ(precision_for({}, device), Precision::Float32) << "nothing is known";
   }
 }
 
 TEST(ChoosePrecision, NeverTakesFloat16OnACpuHoweverFast) {
-  EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 100, .float16 = 1e6, .float32_small = 1}, torch::kCPU),
+  EXPECT_EQ(precision_for({.float32 = 100, .bfloat16 = 100, .float16 = 1e6, .float32_small = 1}, torch::kCPU),
             Precision::Float32);
 }
 
 TEST(ChoosePrecision, TakesFloat16OnOtherDevicesWhereBFloat16IsMissingOrSlowAndFloat16IsFaster) {
   const auto chosen = [](double bfloat16, double float16) {
-    return choose_precision({.float32 = 10, .bfloat16 = bfloat16, .float16 = float16, .float32_small = 8},
-                            torch::kCUDA);
+    return precision_for({.float32 = 10, .bfloat16 = bfloat16, .float16 = float16, .float32_small = 8}, torch::kCUDA);
   };
   EXPECT_EQ(chosen(0, 60), Precision::Float16) << "the device has no BF16";
   EXPECT_EQ(chosen(3, 60), Precision::Float16) << "it has BF16 in name only";
@@ -157,7 +163,7 @@ TEST(MeasureMatmulSpeed, IsTheSameOnAColdStart) {
   EXPECT_NEAR(found.float32, expected.float32, 1e-6);
   EXPECT_NEAR(found.bfloat16, 400, 1e-4);
   EXPECT_NEAR(found.float16, expected.float16, 1e-6);
-  EXPECT_EQ(choose_precision(found, torch::kCPU), Precision::BFloat16);
+  EXPECT_EQ(precision_for(found, torch::kCPU), Precision::BFloat16);
 }
 
 TEST(MeasureMatmulSpeed, SpendsNoMoreThanATenthOfASecondHoweverSlowTheDevice) {
@@ -175,7 +181,7 @@ TEST(MeasureMatmulSpeed, SpendsNoMoreThanATenthOfASecondHoweverSlowTheDevice) {
 // Whoever asks first pays: another measurement may say something else, and one process is to train in one precision.
 TEST(MeasuredPrecision, IsMeasuredOncePerDevice) {
   static std::atomic<int> products;
-  const Precision first = measured_precision(torch::kCPU);
+  const Precision first = choose_precision(torch::kCPU);
   products = 0;
   const auto callback = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
                                                 products += std::string_view(function.name()) == "aten::mm";
@@ -184,7 +190,7 @@ TEST(MeasuredPrecision, IsMeasuredOncePerDevice) {
   measure_matmul_speed(torch::kCPU);
   EXPECT_GT(products, 0) << "the counter counts";
   products = 0;
-  EXPECT_EQ(measured_precision(torch::kCPU), first);
+  EXPECT_EQ(choose_precision(torch::kCPU), first);
   at::removeCallback(callback);
   EXPECT_EQ(products, 0);
 }

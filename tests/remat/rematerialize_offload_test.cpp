@@ -256,7 +256,7 @@ struct Faults final : detail::SpillCalls {
 
 struct ThrowingStore final : detail::OffloadStore {
   std::unique_ptr<detail::StoredAway> store(const c10::Storage&) override { throw std::runtime_error("no thread"); }
-  OffloadReport transfers() const override { return {}; }
+  SaveOnHost::Report transfers() const override { return {}; }
 };
 
 // A step whose masks cannot be made again, under a plan that offloads all that backward needs, to a store that is
@@ -330,7 +330,7 @@ TEST_P(RematerializeOnAFailingDisk, KeepsOnceAndUntilItsLastUseWhatAFullDiskDoes
   const Tensor gradient = step.gradient([&] { return step.forward_to(store); }, &peak);
   EXPECT_TRUE(torch::equal(gradient, step.plain_gradient()));
   EXPECT_EQ(peak, step.simulator().run(keep_all(step.simulator().profile())).peak_bytes) << "that of plain training";
-  const OffloadReport report = store->report();
+  const SaveOnHost::Report report = store->report();
   EXPECT_GE(report.failed_writes, 6);
   EXPECT_EQ(report.bytes_out, 0);
   EXPECT_THAT(report.failure, HasSubstr("No space left on device"));
@@ -340,7 +340,7 @@ TEST_P(RematerializeOnAFailingDisk, CountsWhatStaysInMemoryBecauseOfAnException)
   OffloadedStep step(GetParam());
   const auto store = std::make_shared<ThrowingStore>();
   EXPECT_TRUE(torch::equal(step.gradient([&] { return step.forward_to(store); }), step.plain_gradient()));
-  const OffloadReport report = store->report();
+  const SaveOnHost::Report report = store->report();
   EXPECT_GE(report.failed_writes, 6);
   EXPECT_GT(report.bytes_kept, 0);
   EXPECT_EQ(report.failure, "no thread");

@@ -1,5 +1,6 @@
 #include "program/run/config.h"
 
+#include <cmath>
 #include <set>
 #include <string>
 #include <variant>
@@ -162,6 +163,30 @@ TEST(Settings, RefuseALogThatLacksOneOrHasOneOfAnotherType) {
     wrong[i].second = std::holds_alternative<bool>(wrong[i].second) ? LogValue(1.5) : LogValue(true);
     EXPECT_THAT([&] { TrainConfig::from_settings(wrong, "run"); }, ThrowsMessage<CorruptFile>(HasSubstr(name)));
   }
+}
+
+TEST(ScaleLearningRate, MultipliesByTheRatioOfTheBatchesOrItsRoot) {
+  EXPECT_DOUBLE_EQ(scale_learning_rate(0.1, 1024, 256, LrScaling::None), 0.1);
+  EXPECT_DOUBLE_EQ(scale_learning_rate(0.1, 1024, 256, LrScaling::Linear), 0.4);
+  EXPECT_DOUBLE_EQ(scale_learning_rate(0.1, 1024, 256, LrScaling::Sqrt), 0.2);
+}
+
+TEST(ScaleLearningRate, LowersTheRateForSmallerBatchesAndKeepsItForTheSame) {
+  EXPECT_DOUBLE_EQ(scale_learning_rate(0.4, 16, 64, LrScaling::Linear), 0.1);
+  EXPECT_DOUBLE_EQ(scale_learning_rate(0.4, 16, 64, LrScaling::Sqrt), 0.2);
+  EXPECT_EQ(scale_learning_rate(0.3, 48, 48, LrScaling::Linear), 0.3);
+  EXPECT_EQ(scale_learning_rate(0.3, 48, 48, LrScaling::Sqrt), 0.3);
+}
+
+TEST(ScaleLearningRate, RejectsWhatIsNoBatchOrNoRate) {
+  const auto scaled = [](double lr, int64_t batch, int64_t base) {
+    return [=] { (void)scale_learning_rate(lr, batch, base, LrScaling::None); };
+  };
+  EXPECT_THAT(scaled(0.1, 0, 64), ThrowsMessage<ConfigError>(HasSubstr("batch is 0")));
+  EXPECT_THAT(scaled(0.1, 64, -2), ThrowsMessage<ConfigError>(HasSubstr("base_batch is -2")));
+  EXPECT_THAT(scaled(0.0, 64, 64), ThrowsMessage<ConfigError>(HasSubstr("base_lr is 0")));
+  EXPECT_THAT(scaled(std::nan(""), 64, 64), ThrowsMessage<ConfigError>(HasSubstr("base_lr is nan")));
+  EXPECT_THROW((void)scale_learning_rate(0.1, 64, 64, static_cast<LrScaling>(17)), ConfigError);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 #include "snug/precision.h"
 #include "snug/schedule.h"
 #include "snug/snapshot.h"
+#include "src/precision/matmul_accumulation.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/temporary_folder.h"
 
@@ -377,7 +378,7 @@ TEST(Trainer, HasTheMachineOfTheStepsToComeInItsLogWhereItGoesBackBehindItsResum
 
 TEST(Trainer, SaysInTheRunLogThatMatrixProductsSumInFp32AndWithoutTf32) {
   TemporaryFolder folder;
-  accumulate_matmuls_in_fp32(/*allow_tf32=*/true);  // what another part of a program may have set
+  detail::accumulate_matmuls_in_fp32(/*allow_tf32=*/true);  // what another part of a program may have set
   Trainer(small_run(folder), Start::Fresh).run({});
   std::vector<RunEvent> said;
   for (const RunEvent& event : read_run_log(Trainer::log_path(folder / "run")).events) {
@@ -393,7 +394,7 @@ TEST(Trainer, SaysInTheRunLogThatMatrixProductsSumInFp32AndWithoutTf32) {
     EXPECT_FALSE(std::get<bool>(value)) << name;
   }
   EXPECT_THAT(settings, ::testing::ElementsAre("fp16_reduction", "bf16_reduction", "fp16_accumulation", "tf32"));
-  EXPECT_FALSE(matmul_accumulation().tf32) << "and it is so";
+  EXPECT_FALSE(detail::matmul_accumulation().tf32) << "and it is so";
 }
 
 }  // namespace

@@ -85,12 +85,12 @@ TEST(StepperOnRanks, TakesUnequalSharesAndNone) {
     for (const auto& end : ends) {
       const auto rank = static_cast<size_t>(group->rank());
       const StepResult one = alone.step(batch);
-      const StepResult result = run.step(batch_slice(batch, rank == 0 ? 0 : end[rank - 1], end[rank]));
+      const StepResult result = run.step(batch.slice(rank == 0 ? 0 : end[rank - 1], end[rank]));
       EXPECT_TRUE(result.stepped());
       EXPECT_EQ(result.items, one.items);
       EXPECT_TRUE(close_in_norm(gradients_of(*run.model), gradients_of(*alone.model), 1e-6));
     }
-    EXPECT_FALSE(run.step(batch_slice(batch, 0, 0)).stepped());  // nobody has any
+    EXPECT_FALSE(run.step(batch.slice(0, 0)).stepped());  // nobody has any
     EXPECT_TRUE(same_bits(group->all_gather(run.model->parameters()[0])[0], run.model->parameters()[0].detach()));
   });
 }
@@ -99,7 +99,7 @@ TEST(StepperOnRanks, TakesUnequalSharesAndNone) {
 TEST(StepperOnRanks, TakesEveryBatchOfALoader) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
-    const auto source = tensor_items(tiny_batch(3).tensors());
+    const auto source = ItemSource::of_tensors(tiny_batch(3).tensors());
     Training alone;
     Training run(group, {});
     Loader whole(source, {.batch = 2});
@@ -155,7 +155,7 @@ TEST(StepperOnRanks, AccumulatesAndSendsWithTheLastOrAtTheFlush) {
     Training alone;
     Training run(group, {.accumulate = {.every = 4}});
     const auto add = [&](int64_t i) {
-      return run.stepper->accumulate(batch_slice(share(batch, *group), 2 * i, 2 * i + 2),
+      return run.stepper->accumulate(share(batch, *group).slice(2 * i, 2 * i + 2),
                                      [&](const Batch& micro) { return run.loss_of(micro); });
     };
     for (int64_t i = 0; i < 3; ++i) {
@@ -308,7 +308,7 @@ TEST(StepperOnRanks, SumsTheGradientsOfWhatTheOptimizerHoldsBesidesTheModel) {
       parameters.push_back(unused);
       torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1));
       Stepper stepper(model, optimizer, {.ranks = {.data_parallel = ddp ? &*ddp : nullptr}});
-      const Batch own = is_alone ? batch : group->rank() == 0 ? batch : batch_slice(batch, 0, 0);
+      const Batch own = is_alone ? batch : group->rank() == 0 ? batch : batch.slice(0, 0);
       stepper.step(own,
                    [&](const Batch& micro) { return squared_error(model->forward(micro[0]) * temperature, micro[1]); });
       EXPECT_FALSE(unused.grad().defined());
@@ -366,7 +366,7 @@ void expect_rank_zeros_choice(Precision of_zero, Precision of_one) {
     SlowProducts slow(own == Precision::Float32 ? torch::kBFloat16 : torch::kFloat);
     const detail::OperatorScope scope(slow);
     Training run(group, {.precision = Precision::Auto});
-    EXPECT_EQ(measured_precision(torch::kCPU), own);
+    EXPECT_EQ(choose_precision(torch::kCPU), own);
     EXPECT_EQ(run.stepper->precision(), of_zero);
     EXPECT_TRUE(run.step(share(tiny_batch(4), *group)).stepped());
   });

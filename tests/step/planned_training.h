@@ -117,7 +117,7 @@ inline int64_t smallest_bytes(const Batch& batch, StepperOptions options, const 
   for (int64_t room = 32 << 10;; room += room / 4) {
     const int64_t before = live(device);
     PlannedTraining tight({}, make());
-    options.budget.memory = Bytes(smallest_limit(device).count() + room);
+    options.budget.memory = Bytes(MemoryLimit::smallest(device).count() + room);
     Stepper stepper(tight.model, tight.optimizer, options);
     try {
       stepper.step(batch, [&](const Batch& micro) { return tight.loss_of(micro); });

@@ -43,7 +43,7 @@ namespace testing {
 
 /// Rank `rank`'s part of a batch for `ranks`.
 inline Batch share(const Batch& batch, int rank, int ranks) {
-  return batch_slice(batch, batch.size() * rank / ranks, batch.size() * (rank + 1) / ranks);
+  return batch.slice(batch.size() * rank / ranks, batch.size() * (rank + 1) / ranks);
 }
 inline Batch share(const Batch& batch, const ProcessGroup& group) { return share(batch, group.rank(), group.size()); }
 

@@ -57,7 +57,7 @@ void expect_the_same_step_whichever_allocation_fails(Fails where, const StepperO
     const auto group = init_process_group(quick());
     const Batch all = make_batch(128);
     const Batch own =
-        where == Fails::WithoutData ? batch_slice(all, 0, group->rank() == 0 ? all.size() : 0) : share(all, *group);
+        where == Fails::WithoutData ? all.slice(0, group->rank() == 0 ? all.size() : 0) : share(all, *group);
     const auto seed_of = [&](int step) { torch::manual_seed(static_cast<uint64_t>(100 + 10 * step + group->rank())); };
     RankedRun reference(group, options, make(), make_optimizer);
     std::vector<std::vector<Tensor>> after;

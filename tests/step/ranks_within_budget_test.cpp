@@ -187,7 +187,7 @@ TEST(RanksWithinABudget, MakeTheSameStepsAfterARestartFromWhatRankZeroSaved) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
     const Batch all = make_batch(1024);
-    const Batch own = group->rank() == 0 ? batch_slice(all, 0, 500) : batch_slice(all, 500, 1024);
+    const Batch own = group->rank() == 0 ? all.slice(0, 500) : all.slice(500, 1024);
     const int64_t room = room_for_parts(group, own);
     const StepperOptions options = RankedRun::with_room(kPlenty);
     Tensor ballast = leave_rank_one(*group, room);  // the larger share has the less room
@@ -222,13 +222,13 @@ TEST(RanksWithinABudget, MayHaveNoData) {
     const Batch all = make_batch(64);
     RankedRun run(group, RankedRun::with_room(kPlenty));
     for (const int64_t of_zero : {64, 0, 32}) {
-      const Batch own = group->rank() == 0 ? batch_slice(all, 0, of_zero) : batch_slice(all, of_zero, 64);
+      const Batch own = group->rank() == 0 ? all.slice(0, of_zero) : all.slice(of_zero, 64);
       const StepResult result = run.step(own);
       EXPECT_TRUE(result.stepped());
       EXPECT_EQ(result.batch_items, 64);
       EXPECT_EQ(run.stepper->plan().has_value(), own.size() > 0);
     }
-    EXPECT_FALSE(run.step(batch_slice(all, 0, 0)).stepped());
+    EXPECT_FALSE(run.step(all.slice(0, 0)).stepped());
     EXPECT_TRUE(same_bits(group->all_gather(run.model->parameters()[0])[0], run.model->parameters()[0].detach()));
   });
 }
@@ -263,7 +263,7 @@ TEST(RanksWithinABudget, TrainOnItemsOfWhichEachAloneTakesFourTimesTheBudget) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
     const Batch both = testing::planned::two_large_items();
-    const Batch own = batch_slice(both, group->rank(), group->rank() + 1);
+    const Batch own = both.slice(group->rank(), group->rank() + 1);
     RankedRun plain(group, {}, testing::planned::very_deep());
     plain.step(own);
     const int64_t activations = plain.step(own).activation_peak_bytes;

@@ -298,11 +298,12 @@ TEST(StepperPlan, GoesWithOtherOptionsToTheSameBits) {
 // A batch whose parts are copies, as those that go to another device are.
 struct Copied {
   Tensor x, y;
+
+  int64_t size() const { return x.size(0); }
+  Copied slice(int64_t begin, int64_t end) const {
+    return {x.slice(0, begin, end).clone(), y.slice(0, begin, end).clone()};
+  }
 };
-int64_t batch_size(const Copied& batch) { return batch.x.size(0); }
-Copied batch_slice(const Copied& batch, int64_t begin, int64_t end) {
-  return {batch.x.slice(0, begin, end).clone(), batch.y.slice(0, begin, end).clone()};
-}
 
 TEST(StepperPlan, CountsTheCopiesThatMicroBatchesAre) {
   const Batch batch = make_batch(512);

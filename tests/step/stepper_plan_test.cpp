@@ -459,9 +459,9 @@ TEST(StepperPlan, HoldsForAccumulatedMicroBatches) {
     });
   };
   add(parts[0], false);
-  EXPECT_EQ(add(batch_slice(parts[1], 0, 100), false)->plan_deviation, "") << "a smaller one is covered";
+  EXPECT_EQ(add(parts[1].slice(0, 100), false)->plan_deviation, "") << "a smaller one is covered";
   EXPECT_EQ(run.calls, calls + 2);
-  add(batch_slice(parts[0], 0, 10), true);
+  add(parts[0].slice(0, 10), true);
   EXPECT_NE(add(parts[1], false)->plan_deviation, "") << "noticed in the first of two";
 }
 

@@ -284,13 +284,12 @@ TEST(Stepper, TakesHoldersModulesAndSharedPointersToThem) {
   EXPECT_TRUE(Stepper(pointer, optimizer).step(batch, loss_of).stepped());
 }
 
-struct Sentences {  // a batch type of one's own, without batch_to
+struct Sentences {  // a batch type of one's own, without to()
   std::vector<Tensor> rows;
+
+  int64_t size() const { return static_cast<int64_t>(rows.size()); }
+  Sentences slice(int64_t begin, int64_t end) const { return {{rows.begin() + begin, rows.begin() + end}}; }
 };
-int64_t batch_size(const Sentences& batch) { return static_cast<int64_t>(batch.rows.size()); }
-Sentences batch_slice(const Sentences& batch, int64_t begin, int64_t end) {
-  return {{batch.rows.begin() + begin, batch.rows.begin() + end}};
-}
 
 TEST(Stepper, TakesBatchTypesOfOnesOwn) {
   Sentences batch;
@@ -300,7 +299,7 @@ TEST(Stepper, TakesBatchTypesOfOnesOwn) {
   AdamWTraining run({.micro_batch = 2});
   std::vector<int64_t> sizes;
   const auto result = run.stepper.step(batch, [&](const Sentences& micro) {
-    sizes.push_back(batch_size(micro));
+    sizes.push_back(micro.size());
     const Tensor rows = torch::cat(micro.rows);
     return Loss::sum(run.model->forward(rows).pow(2).sum(), rows.size(0));
   });
@@ -309,24 +308,23 @@ TEST(Stepper, TakesBatchTypesOfOnesOwn) {
   EXPECT_TRUE(result.stepped());
 }
 
-// A batch type of one's own, standing for one that lies on another device: batch_to copies, and counts what is alive.
+// A batch type of one's own, standing for one that lies on another device: to() copies, and counts what is alive.
+int64_t most_alive = 0;
+int64_t now_alive = 0;
 struct Counted {
   torch::Tensor x;
   std::shared_ptr<int64_t> alive;
+
+  int64_t size() const { return x.size(0); }
+  Counted slice(int64_t begin, int64_t end) const { return {x.slice(0, begin, end), nullptr}; }
+  Counted to(c10::Device) const {
+    most_alive = std::max(most_alive, ++now_alive);
+    return {x.clone(), {new int64_t, [](int64_t* p) {
+                          --now_alive;
+                          delete p;
+                        }}};
+  }
 };
-int64_t most_alive = 0;
-int64_t now_alive = 0;
-int64_t batch_size(const Counted& batch) { return batch.x.size(0); }
-Counted batch_slice(const Counted& batch, int64_t begin, int64_t end) {
-  return {batch.x.slice(0, begin, end), nullptr};
-}
-Counted batch_to(const Counted& batch, c10::Device) {
-  most_alive = std::max(most_alive, ++now_alive);
-  return {batch.x.clone(), {new int64_t, [](int64_t* p) {
-                              --now_alive;
-                              delete p;
-                            }}};
-}
 
 TEST(Stepper, HoldsOnlyTheCurrentAndTheNextMicroBatchOnTheDevice) {
   auto model = tiny_model();

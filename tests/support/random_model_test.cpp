@@ -80,7 +80,7 @@ TEST(RandomModel, NeedsBetweenATenthAndFiveMegabytes) {
     MemoryMeter meter;
     meter.attach(*model.module);
     model.loss(model.input).backward();
-    const MemoryReport report = meter.report();
+    const MemoryMeter::Report report = meter.report();
     EXPECT_GT(report.peak_bytes, 100'000);
     EXPECT_LT(report.peak_bytes, 5'000'000);
   }

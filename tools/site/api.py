@@ -43,7 +43,7 @@ PAGES = {
     "optim": ("Optimizers", ["adamw", "sgd", "muon", "clip", "schedule", "step_in_backward", "fused_optimizer", "optimizer"]),
     "data": ("Data and files", ["loader", "sampler", "snapshot", "safetensors"]),
     "distributed": ("Several ranks", ["distributed/process_group", "distributed/data_parallel", "distributed/sharded_optimizer",
-                                      "distributed/sync_batch_norm", "distributed/launch_environment", "training_ranks"]),
+                                      "distributed/sync_batch_norm", "training_ranks"]),
     "exported": ("Models from Python", ["exported/exported_module"]),
     "core": ("Core", ["core", "state"]),
     "more": ("More", []),

@@ -104,16 +104,6 @@ CommHook float16_hook();
 /// Half the bytes, with FP32's range and 8 bits of precision.
 CommHook bfloat16_hook();
 
-enum class BufferSync {
-  /// Before each forward() with gradients, outside NoSync, every rank gets rank 0's running statistics. While the graph
-  /// of an earlier forward() waits for its backward pass, the statistics do not change, because the graph may need the
-  /// statistics.
-  FromRankZero,
-  /// The constructor gives every rank the running statistics of rank 0. After the constructor, each rank has its own
-  /// running statistics.
-  Never,
-};
-
 struct DataParallelOptions {
   /// Size of a bucket: gradients are collected up to `bucket` and sent together. The first bucket is at most 1 MiB, so
   /// sending starts early.
@@ -132,22 +122,26 @@ struct DataParallelOptions {
   /// right if every rank's loss is the rank's share of the global loss: the sum over the rank's items, divided by the
   /// number of items of all ranks.
   Reduction reduction = Reduction::Mean;
-  BufferSync buffers = BufferSync::FromRankZero;
+  /// True: before each forward() with gradients, outside NoSync, every rank gets rank 0's running statistics. While the
+  /// graph of an earlier forward() waits for its backward pass, the statistics do not change, because the graph may
+  /// need the statistics. False: the constructor gives every rank the running statistics of rank 0; after the
+  /// constructor, each rank has its own running statistics.
+  bool broadcast_buffers = true;
   /// Empty: gradients are sent unchanged.
   CommHook hook = {};
 };
 
-/// Time of the communication of gradients so far, in seconds. NaN if NCCL sends the gradients: NCCL does not report the
-/// time.
-struct CommunicationTime {
-  double total = 0;   ///< while any gradients were on their way
-  double waited = 0;  ///< when nothing else was left to do: the rest was hidden behind backward
-};
-
 /// Algorithm: Li et al. 2020 (arXiv 2006.15704). DataParallel uses LibTorch's Reducer, as Python's
 /// DistributedDataParallel does.
-class DataParallel final : public TrainingRanks {
+class DataParallel final : public detail::TrainingRanks {
  public:
+  /// Time of the communication of gradients so far, in seconds. NaN if NCCL sends the gradients: NCCL does not report
+  /// the time.
+  struct CommunicationTime {
+    double total = 0;   ///< while any gradients were on their way
+    double waited = 0;  ///< when nothing else was left to do: the rest was hidden behind backward
+  };
+
   /// Parameters or buffers, with their names in the module.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 

@@ -10,14 +10,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-
-#include "snug/distributed/launch_environment.h"
 
 namespace snug {
 
@@ -37,26 +36,27 @@ struct ProcessGroupOptions {
   /// token. Empty: the variable SNUG_JOB_TOKEN. `snug launch` on one machine sets the variable at random if the
   /// variable is not set. The token is not a password: LibTorch's store tells the token to everybody who asks.
   std::string token = {};
-  /// Used instead of this process's variables.
-  std::optional<Environment> environment = {};
+  /// Variable -> value, used instead of this process's variables.
+  std::optional<std::map<std::string, std::string>> environment = {};
 };
 
 /// How an all-reduce combines the numbers of the ranks.
 enum class ReduceOp { Sum, Max, Min };
-
-/// Bytes of the tensors that this rank handed to each kind of operation. The bytes on the wire depend on the algorithm.
-struct Traffic {
-  int64_t all_reduce = 0;
-  int64_t broadcast = 0;
-  int64_t all_gather = 0;
-  int64_t reduce_scatter = 0;
-};
 
 /// All operations throw DistributedError if a rank is lost or does not come within the timeout; the group is then
 /// unusable. Tensors must be contiguous, have the same shape and dtype on all ranks, and be on the CPU (Gloo) or, if
 /// snug is built against a LibTorch with NCCL, on this rank's CUDA device.
 class ProcessGroup final {
  public:
+  /// Bytes of the tensors that this rank handed to each kind of operation. The bytes on the wire depend on the
+  /// algorithm.
+  struct Traffic {
+    int64_t all_reduce = 0;
+    int64_t broadcast = 0;
+    int64_t all_gather = 0;
+    int64_t reduce_scatter = 0;
+  };
+
   class Impl;
   explicit ProcessGroup(std::unique_ptr<Impl> impl);
   ~ProcessGroup();
@@ -91,9 +91,6 @@ class ProcessGroup final {
  private:
   std::unique_ptr<Impl> impl_;
 };
-
-/// For GradScaler::agree_by: takes the maximum of a tensor over all ranks, in place, on any device.
-std::function<void(const at::Tensor&)> agree_over(std::shared_ptr<ProcessGroup> group);
 
 /// Waits for all ranks and connects the ranks: by Gloo, and by NCCL if NCCL is built in and CUDA devices exist. Throws:
 /// - ConfigError, for options or variables that cannot work;

@@ -33,7 +33,7 @@ namespace snug {
 /// ranks and of a single process differ by rounding, 1e-6 of the whole gradient's norm for a ResNet. The difference is
 /// larger in a tensor whose sum nearly cancels, such as a bias before another normalisation; in a tensor of this kind a
 /// single process's own error is larger than the difference.
-class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl, public SendsInForward {
+class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl, public detail::SendsInForward {
  public:
   SyncBatchNormImpl(torch::nn::BatchNormOptions options, std::shared_ptr<ProcessGroup> group);
 

@@ -49,21 +49,21 @@ class UnfitInput : public Error {
   using Error::Error;
 };
 
-/// The description of an input at export.
-struct ExportedInput {
-  /// The range of a dimension.
-  struct Size {
-    int64_t least = 0, most = 0;  ///< equal: only this size fits; `most` is INT64_MAX if the range is open
-  };
-  std::string name;
-  std::optional<at::ScalarType> dtype;  ///< none: the input is a number
-  std::vector<Size> sizes;
-};
-
 /// A program of torch.export as a module. Parameters, buffers and their names equal the Python model's; train() and
 /// eval() choose the graph.
 class ExportedModule : public torch::nn::Module {
  public:
+  /// The description of an input at export.
+  struct Input {
+    /// The range of a dimension.
+    struct Size {
+      int64_t least = 0, most = 0;  ///< equal: only this size fits; `most` is INT64_MAX if the range is open
+    };
+    std::string name;
+    std::optional<at::ScalarType> dtype;  ///< none: the input is a number
+    std::vector<Size> sizes;
+  };
+
   /// Reads `file` and throws as load_exported() does.
   explicit ExportedModule(const std::filesystem::path& file, const ExportedOptions& options = {});
   ~ExportedModule() override;
@@ -84,7 +84,7 @@ class ExportedModule : public torch::nn::Module {
   /// The names of the exported program's inputs, in forward()'s order.
   const std::vector<std::string>& input_names() const { return input_names_; }
   /// The inputs of the graph for train().
-  std::vector<ExportedInput> inputs() const;
+  std::vector<Input> inputs() const;
   /// The names of outputs are keys of dicts and indices in tuples: {"loss", "logits"}, {"0", "1.hidden"}; {"output"} if
   /// Python returns a single tensor.
   const std::vector<std::string>& output_names() const;

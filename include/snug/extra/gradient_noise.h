@@ -11,10 +11,6 @@
 
 namespace snug {
 
-struct GradientNoiseOptions {
-  double decay = 0.99;  ///< of the averages over steps, from 0 (the last step alone) to below 1
-};
-
 /// The simple noise scale B = tr(S) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): S is the covariance of the
 /// gradient of one item, G the mean of the gradient. At a batch of B items noise and gradient are equally large. Far
 /// below B, twice the batch halves the number of steps; far above B, twice the batch saves next to nothing.
@@ -27,8 +23,9 @@ class GradientNoise {
     double weight = 0;            ///< the weight of both sums; 0 before the first step, then towards 1
   };
 
-  /// Throws ConfigError unless 0 <= decay < 1.
-  explicit GradientNoise(GradientNoiseOptions options = {});
+  /// `decay`: of the averages over steps, from 0 (the last step alone) to below 1. Throws ConfigError unless 0 <= decay
+  /// < 1.
+  explicit GradientNoise(double decay = 0.99);
 
   /// Adds one step. `small_sq_norm_mean`: the mean of |g|^2 over one or more micro-batches, with g the mean gradient of
   /// the small_items in one micro-batch. `big_sq_norm`: |g|^2 of the mean gradient of all big_items. Take both norms
@@ -60,7 +57,7 @@ class GradientNoise {
   void load(const Sums& sums);
 
  private:
-  GradientNoiseOptions options_;
+  double decay_;
   Sums sums_;
 };
 

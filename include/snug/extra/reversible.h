@@ -33,12 +33,6 @@ struct ReversibleHalf {
 };
 }  // namespace detail
 
-struct ReversibleOptions {
-  /// forward(x) halves x along this dimension: -1 for [batch, time, width], 1 for pictures [batch, channels, height,
-  /// width].
-  int64_t dim = -1;
-};
-
 /// Backward rebuilds the input of a half-block, runs the half-block's operators again as checkpoint() does, and goes on
 /// to the half-block before. Works with retain_graph, torch::autograd::grad, and inside checkpoint() or another
 /// ReversibleSequential.
@@ -49,7 +43,8 @@ struct ReversibleOptions {
 /// (autocast does), and normalise the inputs of F and G so that F and G do not amplify the error.
 class ReversibleSequential {
  public:
-  explicit ReversibleSequential(ReversibleOptions options = {});
+  /// forward(x) halves x along `dim`: -1 for [batch, time, width], 1 for pictures [batch, channels, height, width].
+  explicit ReversibleSequential(int64_t dim = -1);
 
   /// Adds a block. `f` and `g` are modules (holders like torch::nn::Sequential), or callables that own everything they
   /// use: Tensor -> Tensor of the same shape.
@@ -59,7 +54,7 @@ class ReversibleSequential {
     return *this;
   }
 
-  /// Cuts x into the two streams along options.dim, where its size must be even, and returns the resulting streams in
+  /// Cuts x into the two streams along `dim`, where its size must be even, and returns the resulting streams in
   /// the shape of x. Throws ConfigError for an odd size, for a chain without blocks, or if an F or G changes the shape.
   /// Backward throws as checkpoint() says, with the name of the half-block; and snug::Error if a half-block is asked
   /// for while the chain's forward is not complete and the half-block's input is gone.
@@ -81,7 +76,7 @@ class ReversibleSequential {
   }
   void add(detail::ReversibleHalf f, detail::ReversibleHalf g);
 
-  ReversibleOptions options_;
+  int64_t dim_;
   std::vector<detail::ReversibleHalf> halves_;  // F and G of the first block, of the second, ...
   std::shared_ptr<torch::nn::Module> module_;
 };

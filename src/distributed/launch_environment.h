@@ -2,14 +2,14 @@
 // The place of a process in a job, from a launcher's environment variables: the rank, the number of ranks, and the
 // ranks' meeting place. Supported are torchrun (and `snug launch`), Open MPI, MPICH and its relatives, and Slurm.
 //
-//   const auto place = snug::read_launch_environment(
+//   const auto place = read_launch_environment(
 //       {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}});
 
 #include <cstdint>
 #include <map>
 #include <string>
 
-namespace snug {
+namespace snug::detail {
 
 /// Variable -> value.
 using Environment = std::map<std::string, std::string>;
@@ -38,4 +38,4 @@ LaunchPlace read_launch_environment(const Environment& environment);
 /// All variables of this process.
 Environment process_environment();
 
-}  // namespace snug
+}  // namespace snug::detail

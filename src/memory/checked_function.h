@@ -2,7 +2,7 @@
 // CheckedFunction: for languages that snug is bound to. With a CheckedFunction, a custom Function of the language gets
 // the Function's saved tensors as they are, in cases that need copies otherwise.
 //
-//   const snug::CheckedFunction check;                 // in the node of the graph, around the Function's backward
+//   const CheckedFunction check;                 // in the node of the graph, around the Function's backward
 //   gradients = backward();
 //   for (at::Tensor& gradient : gradients) {
 //     gradient = check.own(gradient);
@@ -13,7 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
-namespace snug {
+namespace snug::detail {
 
 /// While a CheckedFunction lives, the custom Function that runs on this thread may get memory of other owners as saved
 /// tensors. The caller passes the Function's results through own(), because autograd takes a result as a gradient, and
@@ -40,4 +40,4 @@ class [[nodiscard]] CheckedFunction final {
   std::vector<const c10::StorageImpl*> handed_out_;
 };
 
-}  // namespace snug
+}  // namespace snug::detail
