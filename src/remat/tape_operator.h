@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -36,13 +38,22 @@ struct TapeOperator {
   c10::SmallVector<plan::Value, 3> needs;  // values read, and for each write the version before
   c10::SmallVector<plan::Value, 2> writes;
   bool is_replayable = true;
+  at::Generator drew_from = {};  // the generator's state before the operator
+};
+
+/// An operator under way: the record, and facts that nobody asks for after the operator.
+struct RunningOperator {
+  TapeOperator record;
+  size_t first_result;  // position on the stack
+  c10::SmallVector<const c10::StorageImpl*, 1> given =
+      {};  // arguments that are storages without a tensor, as for set_()
   bool reads_batch_statistics = false;
-  // In a region only (op_tape_region.cpp).
+  std::vector<std::pair<int, const void*>> made = {};  // for the listener: new storages, with the addresses of bytes
+  // In a region only (tape_region.cpp).
   bool is_in_graph = false;          // reads values of a tensor that requires a gradient, in gradient mode
   bool is_drawn = false;             // outside of the graph: draws, or computes from random values
   bool makes_blank = false;          // outside of the graph: reads no values and draws nothing
   Keep treatment = Keep::Recompute;  // of the results
-  at::Generator drew_from = {};      // the generator's state before the operator
 };
 
 }  // namespace snug::detail

@@ -67,6 +67,14 @@ struct TapeStorage {
     return memory && static_cast<int64_t>(memory.nbytes()) < bytes;
   }
   bool has_changed_unseen() const { return was_written_unseen() || was_given_back(); }
+  // The write count of a tensor. On memory made by operators, a counter that is new to the tape has counted nothing.
+  WriteCount& count_of(const at::Tensor& tensor) {
+    const auto found = std::ranges::find(counts, WriteCount::counter_of(tensor), &WriteCount::counter);
+    if (found != counts.end()) {
+      return *found;
+    }
+    return is_external() ? counts.emplace_back(tensor) : counts.emplace_back(tensor, 0);
+  }
   int64_t counted_bytes() const { return is_counted ? bytes : 0; }
 };
 
