@@ -1,16 +1,12 @@
 #include "src/remat/op_tape.h"
 
-#include <mutex>
 #include <optional>
 #include <utility>
-
-#include <c10/util/SmallVector.h>
 
 #include "snug/state.h"
 #include "src/activations/operator_traits.h"
 
-// The essay is on top of op_tape.h. Here is the way of an operator through the parts, and the beginning and end of the
-// passes. op_tape_saved.cpp has the way of a saved tensor.
+// The essay is on top of op_tape.h. Here is the way of an operator through the parts, and the end of each pass.
 
 namespace snug::detail {
 
@@ -22,7 +18,7 @@ OpTape::OpTape(std::shared_ptr<TapeState> state)
 
 OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener)
     : OpTape(std::make_shared<TapeState>(std::move(schedule))) {
-  state_->listener = listener;
+  state_->listener = listener != nullptr ? listener : &state_->nobody;
 }
 
 OpTape::OpTape(TapeRegion region) : OpTape(std::make_shared<TapeState>(nullptr)) { state_->region = std::move(region); }
@@ -45,9 +41,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
       operands.push_back(storages_->at(operand.value.storage).holding.find());
     }
   }
-  if (state_->listener != nullptr) {
-    state_->listener->before_operator();
-  }
+  state_->listener->before_operator();
   std::optional<RngState> generators;  // of a library's operator, which may draw without a sign of it
   if (state_->region && !call.op.schema().name().starts_with("aten::")) {
     generators = RngState::capture();
@@ -70,15 +64,13 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   }
   writer_.read_results(running, stack);
   if (record.results.empty() && record.writes.empty()) {
-    if (state_->listener != nullptr) {
-      state_->listener->after_view();
-    }
+    state_->listener->after_view();
     return;
   }
   writer_.follow_schedule(record);
   replays_.judge(running);
   hash_what_was_filled();
-  if (state_->listener != nullptr) {
+  if (state_->has_listener()) {
     writer_.tell_listener(running);
   }
   replays_.add(std::move(record));
@@ -137,7 +129,7 @@ void OpTape::close() {
 // kept the graph.
 void OpTape::backward_is_over() {
   const std::lock_guard lock(state_->mutex);
-  for (int s = 0; state_->listener != nullptr && s < storages_->size(); ++s) {
+  for (int s = 0; s < storages_->size(); ++s) {
     if (storages_->at(s).slots > 0) {
       state_->listener->on_unused(s);
     }
@@ -155,7 +147,7 @@ void OpTape::note_writes_in_backward() {
 
 void OpTape::forget_listener() {
   const std::lock_guard lock(state_->mutex);
-  state_->listener = nullptr;
+  state_->listener = &state_->nobody;
 }
 
 std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> OpTape::made_and_alive() const {

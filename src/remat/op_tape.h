@@ -36,32 +36,22 @@
 //   and keeps the dropped results.
 //
 // Parts, each of which uses only the parts below:
-// - OpTape answers operators and autograd, locks the mutex, and gives out Slots for saved tensors (op_tape_saved.cpp);
+// - OpTape answers operators and autograd, locks the mutex, and has a Slot for each saved tensor (op_tape_saved.cpp);
 // - TapeWriter makes a TapeOperator of each operator, and compares the operator with the schedule;
-// - TapeReplays keeps the TapeOperators, judges which values can be made again, and runs operators again;
-// - TapeStorages keeps the TapeStorages, and decides which of program, tape and store owns each storage;
+// - TapeReplays keeps each TapeOperator, judges which values can be made again, and runs operators again;
+// - TapeStorages keeps a TapeStorage for each storage, and decides which of program, tape and store owns the storage;
 // - TapeState has what all parts know: the region or the ScheduleCursor, the listener, and how far the step is.
 
 #include <any>
-#include <atomic>
-#include <cstdint>
 #include <memory>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/Storage.h>
-
-#include "src/activations/offload_store.h"
 #include "src/memory/operator_mode.h"
 #include "src/memory/saved_tensor_policy.h"
-#include "src/remat/tape_listener.h"
-#include "src/remat/tape_region.h"
 #include "src/remat/tape_replays.h"
-#include "src/remat/tape_schedule.h"
-#include "src/remat/tape_state.h"
 #include "src/remat/tape_storages.h"
 #include "src/remat/tape_writer.h"
 
@@ -69,7 +59,7 @@ namespace snug::detail {
 
 /// Thread-safe, except for the forward pass, which runs on one thread. During the forward pass, watched memory may come
 /// back on another thread: the thread of a SaveOnHost inside drops memory after writing.
-class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<OpTape> {
+class OpTape final : public OperatorPolicy, public SavedTensorPolicy, public std::enable_shared_from_this<OpTape> {
  public:
   /// `listener` may be null. Otherwise the listener must live until forget_listener().
   explicit OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener = nullptr);
@@ -80,9 +70,9 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void unseen_write(const at::Tensor& tensor) override;
   void before_unseen_write(const at::Tensor& tensor) override;
   void was_switched_off() override;
-  std::any pack(const at::Tensor& tensor);
-  at::Tensor unpack(std::any& packed);
-  bool gives_away(std::any& packed, const at::Tensor& unpacked);
+  std::any pack(const at::Tensor& tensor) override;
+  at::Tensor unpack(std::any& packed) override;
+  bool gives_away(std::any& packed, const at::Tensor& unpacked) override;
   /// In a region: packs a tensor like pack(). Backward's first request makes the tensor's values, too.
   std::any pack_result(const at::Tensor& tensor);
   /// The values of a tensor packed by pack_result().
@@ -127,7 +117,6 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
 
   explicit OpTape(std::shared_ptr<TapeState> state);
 
-  bool is_workspace_of(int storage, const at::Tensor& tensor) const;
   void hash_what_was_filled();
   bool note_ask_inside(int storage);
   void begin_unpacking(Slot& slot);
@@ -143,18 +132,6 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   std::vector<std::weak_ptr<Slot>> packed_;  // slots packed since the last operator, for verification
   std::set<int> different_;
   std::set<int> written_in_backward_;
-};
-
-/// Passes the tensors saved by autograd to a tape.
-class TapePolicy final : public SavedTensorPolicy {
- public:
-  explicit TapePolicy(std::shared_ptr<OpTape> tape) : tape_(std::move(tape)) {}
-  std::any pack(const at::Tensor& tensor) override { return tape_->pack(tensor); }
-  at::Tensor unpack(std::any& packed) override { return tape_->unpack(packed); }
-  bool gives_away(std::any& packed, const at::Tensor& unpacked) override { return tape_->gives_away(packed, unpacked); }
-
- private:
-  std::shared_ptr<OpTape> tape_;
 };
 
 }  // namespace snug::detail

@@ -82,24 +82,18 @@ std::any OpTape::pack(const at::Tensor& tensor) {
   storage.is_rebuildable = storage.is_rebuildable && !storage.is_blank;  // until an operator fills the memory
   auto slot = std::make_shared<Slot>(shared_from_this(), *known, writer_.shape_of(tensor));
   ++storage.slots;
-  if (state_->listener != nullptr) {
-    state_->listener->on_pack(slot->storage);
-  }
+  state_->listener->on_pack(slot->storage);
   storages_->settle(slot->storage);
   if (storages_->should_hold(slot->storage)) {
     mark_as_saved(tensor);
   }
-  if (state_->verifies && !is_workspace_of(slot->storage, tensor)) {
+  const int producer = storage.producers.front();
+  if (state_->verifies && !(producer >= 0 && is_workspace(replays_.at(producer).op, tensor))) {
     slot->values = hash_of(tensor);
     slot->version = storages_->at(slot->storage).last_version();
     packed_.push_back(slot);
   }
   return slot;
-}
-
-bool OpTape::is_workspace_of(int storage, const at::Tensor& tensor) const {
-  const int producer = storages_->at(storage).producers.front();
-  return producer >= 0 && is_workspace(replays_.at(producer).op, tensor);
 }
 
 void OpTape::hash_what_was_filled() {
@@ -154,8 +148,8 @@ bool OpTape::note_ask_inside(int storage) {
   const TapeSchedule::ForStorage* scheduled = state_->cursor.of(storage);
   const bool may_be_inside = state_->is_closed || state_->cursor.due(replays_.next()) != nullptr;
   s.is_asked_inside = (scheduled != nullptr && scheduled->unpacked_at.empty() && may_be_inside) ||
-                      (state_->listener != nullptr && (!state_->is_closed || this_pass_keeps_its_graph()));
-  if (s.is_asked_inside && state_->listener != nullptr) {
+                      (state_->has_listener() && (!state_->is_closed || this_pass_keeps_its_graph()));
+  if (s.is_asked_inside) {
     state_->listener->on_asked_inside(storage);
   }
   return s.is_asked_inside;
@@ -167,11 +161,8 @@ at::Tensor OpTape::values_of(const Slot& slot) {
     memory = replays_.rebuild(slot.storage);
   }
   at::Tensor result = on_storage(slot.shape, memory);
-  if (slot.values) {
-    const UnseenOperators unseen;
-    if (*slot.values != tensor_hash(result)) {
-      different_.insert(slot.storage);
-    }
+  if (slot.values && *slot.values != hash_of(result)) {
+    different_.insert(slot.storage);
   }
   return result;
 }
@@ -191,16 +182,11 @@ at::Tensor OpTape::unpack(std::any& packed) {
   if (!note_ask_inside(slot.storage)) {
     close();
   }
-  if (note_ask_inside(slot.storage)) {
-    return values_of(slot);
-  }
-  if (slot.pass >= 0 && slot.pass == current_pass()) {
+  if (note_ask_inside(slot.storage) || (slot.pass >= 0 && slot.pass == current_pass())) {
     return values_of(slot);
   }
   begin_unpacking(slot);
-  if (state_->listener != nullptr) {
-    state_->listener->on_unpack(slot.storage);
-  }
+  state_->listener->on_unpack(slot.storage);
   at::Tensor result = values_of(slot);
   if (!state_->keeps_graph && !std::exchange(slot.is_used, true)) {
     ++storages_->at(slot.storage).uses;
@@ -210,9 +196,7 @@ at::Tensor OpTape::unpack(std::any& packed) {
     replays_.note_asked(slot.storage);
   }
   let_go();
-  if (state_->listener != nullptr) {
-    state_->listener->after_unpack();
-  }
+  state_->listener->after_unpack();
   return result;
 }
 
@@ -260,10 +244,8 @@ void OpTape::slot_is_gone(Slot& slot) {
   --storage.slots;
   if (slot.is_used) {
     --storage.uses;
-    if (state_->listener != nullptr) {
-      state_->listener->on_done(slot.storage);
-    }
-  } else if (state_->listener != nullptr) {
+    state_->listener->on_done(slot.storage);
+  } else {
     state_->listener->on_unused(slot.storage);
   }
   if (state_->region) {
@@ -272,7 +254,7 @@ void OpTape::slot_is_gone(Slot& slot) {
   }
   storages_->settle(slot.storage);
   if (slot.is_given) {
-    if (const c10::Storage memory = storage.holding.find(); memory && state_->listener != nullptr) {
+    if (const c10::Storage memory = storage.holding.find()) {
       state_->listener->on_given_away(slot.storage, memory.data());
     }
     storage.holding.lose_sight();

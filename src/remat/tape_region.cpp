@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,8 +16,6 @@
 #include "src/core/replaced.h"
 #include "src/memory/backward_pass.h"
 #include "src/planner/at.h"
-#include "src/remat/tape_replays.h"
-#include "src/remat/tape_storages.h"
 #include "src/remat/tape_writer.h"
 
 // A checkpointed region on a tape
@@ -90,10 +89,9 @@ void TapeWriter::prepare_operands(RunningOperator& running, const OperatorTraits
   const std::vector<size_t> written = traits.written_by(arguments);
   const auto visit = [&](auto&& f) {
     for (size_t i = 0; i < arguments.size(); ++i) {
-      if (contains(traits.statistics, i) && contains(written, i)) {
-        continue;  // not read, see begin()
+      if (!contains(traits.statistics, i) || !contains(written, i)) {  // moved statistics are not read, see begin()
+        visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { f(tensor, i); });
       }
-      visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { f(tensor, i); });
     }
   };
   const bool draws = traits.draws(arguments);

@@ -47,8 +47,6 @@ class TapeReplays::Replay {
     releases_.sort(found_.made, found_.operators.size());
   }
 
-  int64_t operators() const { return std::ssize(found_.operators); }
-
   void run() {
     for (int k = 0; k < std::ssize(found_.operators); ++k) {
       const TapeOperator& op = replays_.at(found_.operators[static_cast<size_t>(k)]);
@@ -70,6 +68,7 @@ class TapeReplays::Replay {
       adopt(storage, memory);
     }
     *replays_.replayed_ += std::ssize(found_.operators);
+    replays_.replayed_in_pass_ += std::ssize(found_.operators);
   }
 
   const c10::Storage& memory_of(plan::Value value) const {
@@ -184,12 +183,10 @@ void TapeReplays::judge(const RunningOperator& running) {
     }
     if (was_resized) {
       storage.bytes = static_cast<int64_t>(memory.nbytes());
-      if (state_.listener != nullptr || storages_.goes_away(value.storage)) {
+      if (state_.has_listener() || storages_.goes_away(value.storage)) {
         storages_.watch(value.storage, *memory.unsafeGetStorageImpl());
       }
-      if (state_.listener != nullptr) {
-        state_.listener->on_resized(value.storage);
-      }
+      state_.listener->on_resized(value.storage);
     }
     if (state_.region) {
       judge_in_region(running, value.storage);
@@ -227,7 +224,6 @@ c10::Storage TapeReplays::rebuild(int storage) {
   }
   state_.as_replay([&] { replay->run(); });
   if (state_.region && state_.is_closed) {
-    replayed_in_pass_ += replay->operators();
     let_go_of_operands();
   }
   return replay->memory_of({storage, storages_.at(storage).last_version()});
@@ -280,11 +276,9 @@ void TapeReplays::note_unseen_write(int storage) {
   if (state_.region && std::exchange(s.is_read, false) && is_lost) {
     keep_what_depends_on({storage});
   }
-  if (state_.listener != nullptr) {
-    state_.listener->before_operator();
-    state_.listener->after_operator(
-        {.name = std::string(plan::kOtherWrite), .writes = {{storage, s.last_version()}}, .replayable = false}, {});
-  }
+  state_.listener->before_operator();
+  state_.listener->after_operator(
+      {.name = std::string(plan::kOtherWrite), .writes = {{storage, s.last_version()}}, .replayable = false}, {});
 }
 
 void TapeReplays::note_all_unseen_writes() {

@@ -76,9 +76,7 @@ int TapeStorages::add(const at::Tensor& tensor, int producer) {
   storage.counts.emplace_back(tensor);
   begin_streams(number, tensor.storage());
   numbers_.emplace(tensor.storage().unsafeGetStorageImpl(), number);
-  if (state_->listener != nullptr) {
-    state_->listener->on_storage(number, storage.bytes, storage.is_external());
-  }
+  state_->listener->on_storage(number, storage.bytes, storage.is_external());
   return number;
 }
 
@@ -160,7 +158,7 @@ void TapeStorages::dropped(int storage, c10::DataPtr data) {
   if (at(storage).holding.is_in_use()) {
     return;  // the storage goes on with other memory
   }
-  if (state_->listener != nullptr) {
+  if (state_->has_listener()) {
     if (std::exchange(at(storage).was_dropped, true)) {
       state_->listener->on_unused(storage);  // a backward pass inside the forward pass had rebuilt the storage
     } else {
@@ -236,7 +234,7 @@ c10::Storage TapeStorages::find(int storage) {
   if (s.holding.is_parked()) {
     const c10::Storage memory = s.holding.release(s.bytes);
     note_place(storage, memory);
-    if (!state_->is_closed && (state_->listener != nullptr || goes_away(storage))) {
+    if (!state_->is_closed && (state_->has_listener() || goes_away(storage))) {
       watch(storage, *memory.unsafeGetStorageImpl());
     }
     s.holding.hold(memory);

@@ -41,16 +41,13 @@ void TapeStorages::add_stream(int storage, const c10::Storage& memory, const c10
   }
 }
 
-// Notes the stream of an operator of the program. The program has ordered the operator. record_stream() names a stream.
-void TapeStorages::note_streams(const TapeOperator& record, int named) {
-  for (const TapeOperator::Operand& operand : record.operands) {
-    const int storage = operand.value.storage;
-    const c10::Stream first = at(storage).streams.front();
-    const c10::Stream stream =
-        named < 0 ? current_stream(first.device()) : record.arguments[static_cast<size_t>(named)].toStream();
-    if (stream != first) {
-      add_stream(storage, at(storage).holding.find(), stream);
-    }
+// Notes that an operator of the program uses the storage, on the current stream or on the stream that the operator
+// names, as record_stream() does. The program has ordered the operator.
+void TapeStorages::note_stream(int storage, std::optional<c10::Stream> named) {
+  const c10::Stream first = at(storage).streams.front();
+  const c10::Stream stream = named ? *named : current_stream(first.device());
+  if (stream != first) {
+    add_stream(storage, at(storage).holding.find(), stream);
   }
 }
 

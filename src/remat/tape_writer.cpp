@@ -1,11 +1,15 @@
 #include "src/remat/tape_writer.h"
 
 #include <algorithm>
+#include <functional>
+#include <set>
 #include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "src/core/has_bytes.h"
 #include "src/memory/backward_pass.h"
-#include "src/memory/held.h"
 
 // How the tape records an operator: operands, writes and results
 //
@@ -19,6 +23,21 @@
 // Consequence: all arguments are checked for unseen writes before one argument is read, because arguments may share a
 // storage.
 
+// How the tape compares an operator with the schedule
+//
+// Problem: a schedule was made from a profile, and the model may run other operators today: a branch, another shape. A
+// result must stay right.
+//
+// Options: refuse to run, or follow the schedule as far as the schedule is true.
+//
+// Choice: the tape compares each operator with the schedule by name, wiring and number of results. Sizes may be
+// smaller; larger results are noted, and the schedule goes on. Storages made from the first different operator on are
+// not scheduled, and are kept.
+//
+// Consequence: results dropped before the difference still need the operands. If an unscheduled operator is about to
+// overwrite values that cannot be made again, save_from_write() first rebuilds and keeps the dropped results that
+// depend on the values.
+
 namespace snug::detail {
 
 RunningOperator TapeWriter::begin(const OperatorCall& call, Stack& stack) {
@@ -31,7 +50,7 @@ RunningOperator TapeWriter::begin(const OperatorCall& call, Stack& stack) {
   record.is_replayable = !traits.is_collective && !traits.draws_from_own_state(arguments);
   record.arguments.resize(arguments.size());
   const auto is_statistic = [&](size_t i) {
-    return std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
+    return std::ranges::find(traits.statistics, i) != traits.statistics.end();
   };
   std::vector<at::Tensor> statistics, written;
   visit_written(traits, arguments, [&](const at::Tensor& tensor, size_t i) {
@@ -55,10 +74,7 @@ RunningOperator TapeWriter::begin(const OperatorCall& call, Stack& stack) {
   call.random.is_noted = call.random.is_noted || traits.draws(arguments);
   save_from_write(record, written, statistics);
   if (state_.region) {
-    for (const auto* about_to_be_written : {&written, &statistics}) {
-      std::ranges::for_each(*about_to_be_written,
-                            [&](const at::Tensor& tensor) { storages_.copy_before_write(tensor); });
-    }
+    visit_written(traits, arguments, [&](const at::Tensor& tensor, size_t) { storages_.copy_before_write(tensor); });
   }
   for (const at::Tensor& tensor : statistics) {
     unseen_write(tensor);
@@ -67,18 +83,18 @@ RunningOperator TapeWriter::begin(const OperatorCall& call, Stack& stack) {
     note_write(record, tensor);
   }
   expect_writes(written);
-  storages_.note_streams(record, traits.stream);
+  const auto named = static_cast<size_t>(traits.stream);
+  for (const TapeOperator::Operand& operand : record.operands) {
+    storages_.note_stream(operand.value.storage,
+                          traits.stream < 0 ? std::nullopt : std::optional(arguments[named].toStream()));
+  }
   return running;
 }
 
 void TapeWriter::read_argument(RunningOperator& running, const c10::IValue& value, size_t argument) {
   TapeOperator& record = running.record;
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) {
-      read_tensor(record, value.toTensor(), argument, std::nullopt);
-    } else {
-      record.arguments[argument] = at::Tensor();
-    }
+  if (value.isTensor() && value.toTensor().defined()) {
+    read_tensor(record, value.toTensor(), argument, std::nullopt);
   } else if (value.isTensorList() || value.isOptionalTensorList()) {
     c10::List<c10::IValue> list = value.toList().copy();
     for (size_t k = 0; k < list.size(); ++k) {
@@ -123,12 +139,10 @@ void TapeWriter::note_write(TapeOperator& record, const at::Tensor& tensor) {
   }
   const int number = storages_.number_of(tensor);
   TapeStorage& storage = storages_.at(number);
-  if (std::any_of(record.writes.begin(), record.writes.end(), [&](plan::Value v) { return v.storage == number; })) {
+  if (std::ranges::find(record.writes, number, &plan::Value::storage) != record.writes.end()) {
     return;
   }
-  if (storage.is_external()) {
-    record.is_replayable = false;
-  }
+  record.is_replayable = record.is_replayable && !storage.is_external();
   storage.producers.push_back(replays_.next());
   record.writes.push_back({number, storage.last_version()});
 }
@@ -155,9 +169,7 @@ void TapeWriter::take_back(const RunningOperator& running) {
       }
     }
   }
-  if (state_.listener != nullptr) {
-    state_.listener->after_view();
-  }
+  state_.listener->after_view();
 }
 
 void TapeWriter::unseen_write(const at::Tensor& tensor) {
@@ -169,18 +181,6 @@ void TapeWriter::unseen_write(const at::Tensor& tensor) {
   replays_.note_unseen_write(number);
 }
 
-// Notes a result on memory that the tape has a number for. The tensor may have moved onto the memory in this operator,
-// as by set_(), and may bring a write count of the tensor's own.
-void TapeWriter::note_alias(int storage, const at::Tensor& tensor, bool was_written) {
-  auto& counts = storages_.at(storage).counts;
-  const bool is_new = std::none_of(counts.begin(), counts.end(), [&](const WriteCount& count) {
-    return count.counter() == WriteCount::counter_of(tensor);
-  });
-  if (is_new) {
-    counts.emplace_back(tensor).expect(was_written ? 1 : 0);
-  }
-}
-
 void TapeWriter::read_results(RunningOperator& running, const Stack& stack) {
   TapeOperator& record = running.record;
   const bool has_written = !record.writes.empty();
@@ -189,7 +189,11 @@ void TapeWriter::read_results(RunningOperator& running, const Stack& stack) {
       return;
     }
     if (const std::optional<int> known = storages_.known_number_of(tensor)) {
-      note_alias(*known, tensor, /*was_written=*/has_written);
+      auto& counts = storages_.at(*known).counts;
+      // The tensor may have moved onto the memory in this operator, as by set_(), with a write count of its own.
+      if (std::ranges::find(counts, WriteCount::counter_of(tensor), &WriteCount::counter) == counts.end()) {
+        counts.emplace_back(tensor).expect(has_written ? 1 : 0);
+      }
       return;
     }
     if (!has_bytes(tensor) || tensor.is_inference()) {
@@ -208,12 +212,12 @@ void TapeWriter::read_results(RunningOperator& running, const Stack& stack) {
       storages_.at(number).is_blank = running.makes_blank;
       storages_.treat_result(number, running.treatment);
     }
-    if (state_.listener != nullptr) {
+    if (state_.has_listener()) {
       running.made.emplace_back(number, tensor.storage().data());
     }
     // In a backward pass, autograd writes gradients in place if nobody else holds the gradients. A watch does not count
     // as a holder, so backward results are watched and not held.
-    if (state_.listener != nullptr || storages_.goes_away(number) || current_pass() >= 0) {
+    if (state_.has_listener() || storages_.goes_away(number) || current_pass() >= 0) {
       storages_.watch(number, *tensor.storage().unsafeGetStorageImpl());
     }
   };
@@ -236,13 +240,90 @@ void TapeWriter::tell_listener(const RunningOperator& running) const {
                     .replayable = record.is_replayable,
                     .reads_batch_statistics = running.reads_batch_statistics};
   for (const plan::Value& value : record.needs) {
-    const bool is_written = std::any_of(record.writes.begin(), record.writes.end(),
-                                        [&](plan::Value write) { return write.storage == value.storage; });
-    if (!is_written) {
+    if (std::ranges::find(record.writes, value.storage, &plan::Value::storage) == record.writes.end()) {
       op.reads.push_back(value);
     }
   }
   state_.listener->after_operator(std::move(op), running.made);
+}
+
+// --- the schedule
+
+void TapeWriter::follow_schedule(const TapeOperator& record) {
+  if (state_.cursor.schedule() == nullptr || !state_.cursor.deviation().empty()) {
+    return;
+  }
+  const int k = replays_.next();
+  const TapeSchedule::Made* due = state_.cursor.due(k);
+  const int first = record.results.empty() ? -1 : record.results.front().storage;
+  c10::SmallVector<int64_t, 4> bytes;
+  for (const auto& result : record.results) {
+    bytes.push_back(storages_.at(result.storage).counted_bytes());
+  }
+  const auto told = [&] {
+    return fmt::format(
+        "operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()), fmt::join(bytes, " + "),
+        due == nullptr ? "none" : fmt::format("{} ({} bytes)", c10::toString(due->op), fmt::join(due->bytes, " + ")));
+  };
+  const bool is_due =
+      due != nullptr && due->op == record.op.operator_name() && due->bytes.size() == static_cast<size_t>(bytes.size());
+  if (!is_due || due->wiring != wiring_of(record.needs, record.writes)) {
+    state_.cursor.deviate(told() + (is_due ? ", on other operands" : ""), first >= 0 ? first : storages_.size());
+    return;
+  }
+  const bool fits = std::ranges::equal(bytes, due->bytes, std::less_equal());  // a shorter last batch takes fewer bytes
+  if (growth_.empty() && !fits) {
+    growth_ = told();
+  }
+  for (const auto& result : record.results) {
+    const TapeSchedule::ForStorage* scheduled = state_.cursor.of(result.storage);
+    storages_.at(result.storage).claimed = scheduled != nullptr && scheduled->keep_from_start;
+    storages_.settle(result.storage);
+  }
+}
+
+// Called before an operator writes. If the operator is not in the schedule and writes to values that cannot be made
+// again, the earlier values are lost, and everything that the schedule has dropped and would rebuild from the earlier
+// values. Then rebuilds and keeps the dropped results.
+void TapeWriter::save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
+                                 const std::vector<at::Tensor>& statistics) {
+  if (state_.cursor.schedule() == nullptr || (written.empty() && statistics.empty())) {
+    return;
+  }
+  std::set<int> lost;
+  const auto note = [&](int storage) {
+    if (storages_.at(storage).is_external() || !storages_.at(storage).is_rebuildable) {
+      lost.insert(storage);
+    }
+  };
+  std::vector<plan::Value> writes;
+  for (const at::Tensor& tensor : written) {
+    if (has_bytes(tensor)) {
+      const int storage = storages_.number_of(tensor);
+      const plan::Value value{storage, storages_.at(storage).last_version() + 1};
+      if (std::find(writes.begin(), writes.end(), value) == writes.end()) {
+        writes.push_back(value);
+      }
+      note(storage);
+    }
+  }
+  for (const at::Tensor& tensor : statistics) {
+    if (has_bytes(tensor)) {
+      note(storages_.number_of(tensor));
+    }
+  }
+  if (lost.empty()) {
+    return;
+  }
+  const TapeSchedule::Made* due = state_.cursor.deviation().empty() ? state_.cursor.due(replays_.next()) : nullptr;
+  for (size_t i = 0; due != nullptr && i < due->bytes.size(); ++i) {
+    writes.push_back({storages_.size() + static_cast<int>(i), 0});
+  }
+  const bool is_due =
+      due != nullptr && due->op == record.op.operator_name() && due->wiring == wiring_of(record.needs, writes);
+  if (!is_due) {
+    replays_.keep_what_depends_on(lost);
+  }
 }
 
 }  // namespace snug::detail

@@ -1,6 +1,6 @@
 #pragma once
-// TapeWriter: makes the records of operators. tape_writer.cpp says what a record has, tape_writer_schedule.cpp how an
-// operator is compared with the schedule, and tape_region.cpp what a region notes about operands.
+// TapeWriter: makes the records of operators. tape_writer.cpp says what a record has, and how an operator is compared
+// with the schedule; tape_region.cpp says what a region notes about operands.
 
 #include <optional>
 #include <string>
@@ -9,12 +9,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "src/activations/operator_traits.h"
-#include "src/memory/operator_mode.h"
-#include "src/remat/tape_operator.h"
 #include "src/remat/tape_replays.h"
 #include "src/remat/tape_shapes.h"
-#include "src/remat/tape_state.h"
-#include "src/remat/tape_storages.h"
 
 namespace snug::detail {
 
@@ -43,7 +39,6 @@ class TapeWriter {
   void read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument, std::optional<size_t> element);
   void note_write(TapeOperator& record, const at::Tensor& tensor);
   void expect_writes(const std::vector<at::Tensor>& written);
-  void note_alias(int storage, const at::Tensor& tensor, bool was_written);
   void save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
                        const std::vector<at::Tensor>& statistics);
   void prepare_operands(RunningOperator& running, const OperatorTraits& traits, const Arguments& arguments);
