@@ -1,6 +1,6 @@
 #pragma once
 // ReplayFinder: the operators that run again to rebuild a storage, and how long the replay needs each storage that the
-// operators make. Simulator predicts replays with ReplayFinder, and OpTape runs the replays. Replays follow rules
+// operators make. Simulator predicts replays with ReplayFinder, and TapeReplays runs the replays. Replays follow rules
 // 3, 4 and 6 of simulator.cpp.
 
 #include <algorithm>

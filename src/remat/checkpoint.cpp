@@ -21,7 +21,7 @@ class Region {
             .policy = std::move(options.policy),
             .outside = current_policy(),
         })),
-        saved_(std::make_shared<TapePolicy>(tape_)),
+        saved_(tape_),
         operators_(std::in_place, *tape_) {}
 
   ~Region() {

@@ -61,112 +61,78 @@ uint64_t hash_of(const at::Tensor& tensor) {
 }  // namespace
 
 std::any OpTape::pack(const at::Tensor& tensor) {
-  const std::lock_guard lock(mutex_);
-  if (is_closed_ && current_pass() < 0 && deviation().empty()) {
-    cursor_.deviate(
+  const std::lock_guard lock(state_->mutex);
+  if (state_->is_closed && current_pass() < 0 && deviation().empty()) {
+    state_->cursor.deviate(
         "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass");
   }
-  if (is_closed_ || !has_bytes(tensor)) {
+  if (state_->is_closed || !has_bytes(tensor)) {
     return tensor.detach();
   }
-  if (region_ && region_->outside != nullptr) {
-    number_of(tensor);
+  if (state_->region && state_->region->outside != nullptr) {
+    storages_->number_of(tensor);
   }
-  const std::optional<int> known = known_number_of(tensor);
-  if (!known || (at(*known).is_external() && at(*known).outside == nullptr)) {
-    trust(tensor);
+  const std::optional<int> known = storages_->known_number_of(tensor);
+  if (!known || (storages_->at(*known).is_external() && storages_->at(*known).outside == nullptr)) {
+    storages_->trust(tensor);
     return tensor.detach();
   }
-  note_write_through_pointer(*known, tensor);
-  at(*known).is_rebuildable = at(*known).is_rebuildable && !at(*known).is_blank;  // until an operator fills the memory
-  auto slot = std::make_shared<Slot>(shared_from_this(), *known, shapes_.of(tensor));
-  ++at(slot->storage).slots;
-  if (listener_ != nullptr) {
-    listener_->on_pack(slot->storage);
-  }
-  settle(slot->storage);
-  if (should_hold(slot->storage)) {
+  replays_.note_write_through_pointer(*known, tensor);
+  TapeStorage& storage = storages_->at(*known);
+  storage.is_rebuildable = storage.is_rebuildable && !storage.is_blank;  // until an operator fills the memory
+  auto slot = std::make_shared<Slot>(shared_from_this(), *known, writer_.shape_of(tensor));
+  ++storage.slots;
+  state_->listener->on_pack(slot->storage);
+  storages_->settle(slot->storage);
+  if (storages_->should_hold(slot->storage)) {
     mark_as_saved(tensor);
   }
-  if (verifies_ && !is_workspace_of(slot->storage, tensor)) {
+  const int producer = storage.producers.front();
+  if (state_->verifies && !(producer >= 0 && is_workspace(replays_.at(producer).op, tensor))) {
     slot->values = hash_of(tensor);
-    slot->version = at(slot->storage).last_version();
+    slot->version = storages_->at(slot->storage).last_version();
     packed_.push_back(slot);
   }
   return slot;
 }
 
-bool OpTape::is_workspace_of(int storage, const at::Tensor& tensor) const {
-  const int producer = storages_[static_cast<size_t>(storage)].producers.front();
-  return producer >= 0 && is_workspace(operators_[static_cast<size_t>(producer)].op, tensor);
-}
-
 void OpTape::hash_what_was_filled() {
   for (const auto& packed : std::exchange(packed_, {})) {
     const auto slot = packed.lock();
-    if (slot && slot->version != at(slot->storage).last_version()) {
-      if (const c10::Storage memory = find(slot->storage)) {
+    if (slot && slot->version != storages_->at(slot->storage).last_version()) {
+      if (const c10::Storage memory = storages_->find(slot->storage)) {
         slot->values = hash_of(on_storage(slot->shape, memory));
       }
     }
   }
 }
 
-void OpTape::close() {
-  const std::lock_guard lock(mutex_);
-  if (std::exchange(is_closed_, true)) {
-    return;
-  }
-  numbers_.clear();
-  note_all_unseen_writes();
-  for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
-    TapeStorage& storage = at(s);
-    const TapeSchedule::ForStorage* scheduled = cursor_.of(s);
-    storage.claimed =
-        storage.claimed && (region_ ? !storage.is_rebuildable : scheduled != nullptr && scheduled->needed_until >= 0);
-    settle(s);
-  }
-  if (region_) {
-    forget_what_is_unneeded();
-  }
-}
-
-void OpTape::note_all_unseen_writes() {
-  for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
-    if (at(s).has_changed_unseen() && !at(s).was_dropped && at(s).holding.is_in_use()) {
-      note_unseen_write(s);
-    }
-    for (WriteCount& count : at(s).counts) {
-      count.accept();
-    }
-  }
-}
-
 void OpTape::begin_unpacking(Slot& slot) {
-  const bool kept_graph = std::exchange(keeps_graph_, this_pass_keeps_its_graph());
-  const bool begins = cursor_.begin(outermost_pass());
-  if (keeps_graph_ && (begins || !kept_graph) && !region_) {
-    judge_all_again();
+  const bool kept_graph = std::exchange(state_->keeps_graph, this_pass_keeps_its_graph());
+  const bool begins = state_->cursor.begin(outermost_pass());
+  if (state_->keeps_graph && (begins || !kept_graph) && !state_->region) {
+    replays_.judge_all_again();
   }
   if (kept_graph && begins) {
-    bring_back_what_is_kept();
+    replays_.bring_back_what_is_kept();
   }
   slot.pass = current_pass();
-  cursor_.arrive(slot.storage);
-  meet_streams_of_unpacking();
+  state_->cursor.arrive(slot.storage);
+  storages_->finish_streams_and_fetch();
 }
 
 // Releases the storages that the pass needs no more. If the graph is kept, another pass may come and rebuild the
 // released storages.
 void OpTape::let_go() {
-  while (const TapeSchedule::Unpacking* over = cursor_.next_to_let_go()) {
+  while (const TapeSchedule::Unpacking* over = state_->cursor.next_to_let_go()) {
     for (const int s : over->last_for) {
-      const bool cannot_come_again = !at(s).is_rebuildable && !at(s).holding.is_away();
-      at(s).claimed = at(s).claimed && cannot_come_again && (keeps_graph_ || cursor_.is_guess());
-      settle(s);
+      TapeStorage& storage = storages_->at(s);
+      const bool cannot_come_again = !storage.is_rebuildable && !storage.holding.is_away();
+      storage.claimed = storage.claimed && cannot_come_again && (state_->keeps_graph || state_->cursor.is_guess());
+      storages_->settle(s);
     }
-    if (keeps_graph_) {
-      settle(over->storage);
+    if (state_->keeps_graph) {
+      storages_->settle(over->storage);
     }
   }
 }
@@ -175,31 +141,28 @@ void OpTape::let_go() {
 // request comes from such a pass. While a step is recorded, the step's own pass keeps no graph. In a schedule, a
 // storage that only inner passes ask for has no unpacking.
 bool OpTape::note_ask_inside(int storage) {
-  TapeStorage& s = at(storage);
+  TapeStorage& s = storages_->at(storage);
   if (s.is_asked_inside) {
     return true;
   }
-  const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
-  const bool may_be_inside = is_closed_ || cursor_.due(operators_.size()) != nullptr;
+  const TapeSchedule::ForStorage* scheduled = state_->cursor.of(storage);
+  const bool may_be_inside = state_->is_closed || state_->cursor.due(replays_.next()) != nullptr;
   s.is_asked_inside = (scheduled != nullptr && scheduled->unpacked_at.empty() && may_be_inside) ||
-                      (listener_ != nullptr && (!is_closed_ || this_pass_keeps_its_graph()));
-  if (s.is_asked_inside && listener_ != nullptr) {
-    listener_->on_asked_inside(storage);
+                      (state_->has_listener() && (!state_->is_closed || this_pass_keeps_its_graph()));
+  if (s.is_asked_inside) {
+    state_->listener->on_asked_inside(storage);
   }
   return s.is_asked_inside;
 }
 
 at::Tensor OpTape::values_of(const Slot& slot) {
-  c10::Storage memory = bring(slot.storage);
+  c10::Storage memory = storages_->bring(slot.storage);
   if (!memory) {
-    memory = rebuild(slot.storage);
+    memory = replays_.rebuild(slot.storage);
   }
   at::Tensor result = on_storage(slot.shape, memory);
-  if (slot.values) {
-    const UnseenOperators unseen;
-    if (*slot.values != tensor_hash(result)) {
-      different_.insert(slot.storage);
-    }
+  if (slot.values && *slot.values != hash_of(result)) {
+    different_.insert(slot.storage);
   }
   return result;
 }
@@ -209,39 +172,39 @@ at::Tensor OpTape::unpack(std::any& packed) {
     return *tensor;
   }
   Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
-  const std::lock_guard lock(mutex_);
-  if (region_ && !is_closed_) {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->region && !state_->is_closed) {
     return values_of(slot);  // for a backward pass inside the region
   }
-  if (region_) {
-    begin_asking();
+  if (state_->region) {
+    replays_.begin_asking();
   }
   if (!note_ask_inside(slot.storage)) {
     close();
   }
-  if (note_ask_inside(slot.storage)) {
-    return values_of(slot);
-  }
-  if (slot.pass >= 0 && slot.pass == current_pass()) {
+  if (note_ask_inside(slot.storage) || (slot.pass >= 0 && slot.pass == current_pass())) {
     return values_of(slot);
   }
   begin_unpacking(slot);
-  if (listener_ != nullptr) {
-    listener_->on_unpack(slot.storage);
-  }
+  state_->listener->on_unpack(slot.storage);
   at::Tensor result = values_of(slot);
-  if (!keeps_graph_ && !std::exchange(slot.is_used, true)) {
-    ++at(slot.storage).uses;
-    settle(slot.storage);
+  if (!state_->keeps_graph && !std::exchange(slot.is_used, true)) {
+    ++storages_->at(slot.storage).uses;
+    storages_->settle(slot.storage);
   }
-  if (region_) {
-    note_asked(slot.storage);
+  if (state_->region) {
+    replays_.note_asked(slot.storage);
   }
   let_go();
-  if (listener_ != nullptr) {
-    listener_->after_unpack();
-  }
+  state_->listener->after_unpack();
   return result;
+}
+
+std::any OpTape::pack_result(const at::Tensor& tensor) {
+  if (const std::optional<int> known = storages_->known_number_of(tensor)) {
+    replays_.add_result(*known);
+  }
+  return pack(tensor);
 }
 
 at::Tensor OpTape::look_at(std::any& packed) {
@@ -249,32 +212,12 @@ at::Tensor OpTape::look_at(std::any& packed) {
   if (slot == nullptr) {
     return std::any_cast<at::Tensor&>(packed);
   }
-  const std::lock_guard lock(mutex_);
-  keeps_graph_ = this_pass_keeps_its_graph();
-  begin_asking();
+  const std::lock_guard lock(state_->mutex);
+  state_->keeps_graph = this_pass_keeps_its_graph();
+  replays_.begin_asking();
   at::Tensor result = values_of(**slot);
-  note_asked((*slot)->storage);
+  replays_.note_asked((*slot)->storage);
   return result;
-}
-
-// Storages with a graph that is still alive are unused from here on. The program, or a hook that goes backward, has
-// kept the graph.
-void OpTape::backward_is_over() {
-  const std::lock_guard lock(mutex_);
-  for (int s = 0; listener_ != nullptr && s < std::ssize(storages_); ++s) {
-    if (at(s).slots > 0) {
-      listener_->on_unused(s);
-    }
-  }
-}
-
-void OpTape::note_writes_in_backward() {
-  const std::lock_guard lock(mutex_);
-  for (int s = 0; s < std::ssize(storages_); ++s) {
-    if (at(s).is_external() && at(s).was_written_unseen()) {
-      written_in_backward_.insert(s);
-    }
-  }
 }
 
 // Whether only the tape holds the memory, and only for this slot.
@@ -283,43 +226,41 @@ bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
   if (slot == nullptr) {
     return false;
   }
-  const std::lock_guard lock(mutex_);
-  const TapeStorage& storage = at((*slot)->storage);
+  const std::lock_guard lock(state_->mutex);
+  const TapeStorage& storage = storages_->at((*slot)->storage);
   constexpr size_t kTapeAndResult = 2, kOwnAndStrong = 2;
   const c10::Storage& memory = unpacked.storage();
   const size_t of_tape = storage.holding.address() == memory.unsafeGetStorageImpl() ? 1 : 0;
-  const bool is_last =
-      (*slot)->is_used && storage.slots == 1 && !storage.claimed && !storage.is_source && !goes_away((*slot)->storage);
+  const bool is_last = (*slot)->is_used && storage.slots == 1 && !storage.claimed && !storage.is_source &&
+                       !storages_->goes_away((*slot)->storage);
   (*slot)->is_given = is_last && storage.holding.is_own() && memory.use_count() == kTapeAndResult &&
                       memory.getWeakStorageImpl().weak_use_count() == kOwnAndStrong + of_tape;
   return (*slot)->is_given;
 }
 
 void OpTape::slot_is_gone(Slot& slot) {
-  const std::lock_guard lock(mutex_);
-  TapeStorage& storage = at(slot.storage);
+  const std::lock_guard lock(state_->mutex);
+  TapeStorage& storage = storages_->at(slot.storage);
   --storage.slots;
   if (slot.is_used) {
     --storage.uses;
-    if (listener_ != nullptr) {
-      listener_->on_done(slot.storage);
-    }
-  } else if (listener_ != nullptr) {
-    listener_->on_unused(slot.storage);
+    state_->listener->on_done(slot.storage);
+  } else {
+    state_->listener->on_unused(slot.storage);
   }
-  if (region_) {
+  if (state_->region) {
     storage.unasked = std::min(storage.unasked, storage.slots);
     storage.claimed = storage.claimed && storage.slots > 0;
   }
-  settle(slot.storage);
+  storages_->settle(slot.storage);
   if (slot.is_given) {
-    if (const c10::Storage memory = storage.holding.find(); memory && listener_ != nullptr) {
-      listener_->on_given_away(slot.storage, memory.data());
+    if (const c10::Storage memory = storage.holding.find()) {
+      state_->listener->on_given_away(slot.storage, memory.data());
     }
     storage.holding.lose_sight();
   }
-  if (!slot.is_used && cursor_.is_guess()) {
-    cursor_.arrive(slot.storage);  // the guess said that somebody would ask for the storage
+  if (!slot.is_used && state_->cursor.is_guess()) {
+    state_->cursor.arrive(slot.storage);  // the guess said that somebody would ask for the storage
     let_go();
   }
 }

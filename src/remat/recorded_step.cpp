@@ -58,7 +58,7 @@ void run_step(const std::function<at::Tensor()>& forward_and_loss, const std::sh
   EffectJournal::Run effects(journal);
   at::Tensor loss;
   {
-    const PolicyScope saved(std::make_shared<TapePolicy>(tape));
+    const PolicyScope saved(tape);
     const OperatorScope operators(*tape);
     loss = checked_loss(forward_and_loss(), device);
   }

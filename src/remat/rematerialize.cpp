@@ -235,10 +235,7 @@ ActivationPlan detail::plan_activations(plan::Profile profile, const std::functi
 class Rematerialize::Impl {
  public:
   explicit Impl(std::shared_ptr<const detail::TapeSchedule> schedule)
-      : tape(std::make_shared<OpTape>(std::move(schedule))) {
-    saved.emplace(std::make_shared<detail::TapePolicy>(tape));
-    operators.emplace(*tape);
-  }
+      : tape(std::make_shared<OpTape>(std::move(schedule))), saved(tape), operators(*tape) {}
 
   std::shared_ptr<OpTape> tape;
   std::optional<detail::PolicyScope> saved;

@@ -15,8 +15,9 @@ const TapeSchedule::ForStorage* ScheduleCursor::of(int storage) const {
   return is_scheduled ? &schedule_->storages[static_cast<size_t>(storage)] : nullptr;
 }
 
-const TapeSchedule::Made* ScheduleCursor::due(size_t operators) const {
-  return schedule_ != nullptr && operators < schedule_->operators.size() ? &schedule_->operators[operators] : nullptr;
+const TapeSchedule::Made* ScheduleCursor::due(int operators) const {
+  const bool is_any = schedule_ != nullptr && operators < std::ssize(schedule_->operators);
+  return is_any ? &schedule_->operators[static_cast<size_t>(operators)] : nullptr;
 }
 
 void ScheduleCursor::deviate(std::string deviation, int storage) {

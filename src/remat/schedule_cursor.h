@@ -26,7 +26,7 @@ class ScheduleCursor {
   const TapeSchedule::ForStorage* of(int storage) const;
 
   /// The scheduled operator that follows after `operators` operators; null: none.
-  const TapeSchedule::Made* due(size_t operators) const;
+  const TapeSchedule::Made* due(int operators) const;
   /// Notes that the step differs from the schedule, as `deviation` describes. Storages from `storage` on are not
   /// scheduled.
   void deviate(std::string deviation, int storage = std::numeric_limits<int>::max());

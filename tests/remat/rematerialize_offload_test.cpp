@@ -279,7 +279,7 @@ class OffloadedStep {
         detail::make_schedule(simulator_.profile(), choices, simulator_.run(choices), store)));
     Tensor loss;
     {
-      const detail::PolicyScope saved(std::make_shared<detail::TapePolicy>(tape));
+      const detail::PolicyScope saved(tape);
       const detail::OperatorScope operators(*tape);
       loss = forward();
     }

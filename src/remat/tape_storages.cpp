@@ -1,7 +1,10 @@
+#include "src/remat/tape_storages.h"
+
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <ATen/MapAllocator.h>
@@ -10,9 +13,9 @@
 #include <c10/core/StreamGuard.h>
 
 #include "src/activations/storage_views.h"
+#include "src/core/has_bytes.h"
 #include "src/memory/operator_mode.h"
 #include "src/planner/streams.h"
-#include "src/remat/op_tape.h"
 
 // Which of program, tape and store owns a storage
 //
@@ -32,39 +35,75 @@
 
 namespace snug::detail {
 
-std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> OpTape::made_and_alive() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> result;
-  for (const TapeStorage& storage : storages_) {
-    if (const c10::Storage memory = storage.is_external() ? c10::Storage() : storage.holding.find()) {
-      result.push_back(memory.getWeakStorageImpl());
-    }
+TapeStorages::TapeStorages(std::shared_ptr<TapeState> state) : state_(std::move(state)) {
+  if (const TapeSchedule* schedule = state_->cursor.schedule()) {
+    store_ = schedule->store;
+    storages_.reserve(schedule->storages.size());
+    numbers_.reserve(schedule->storages.size());
   }
-  return result;
 }
 
+// --- numbers
+
+std::optional<int> TapeStorages::known_number_of(const at::Tensor& tensor) const {
+  const auto found = has_bytes(tensor) ? numbers_.find(tensor.storage().unsafeGetStorageImpl()) : numbers_.end();
+  return found != numbers_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+int TapeStorages::number_of(const at::Tensor& tensor) {
+  const std::optional<int> known = known_number_of(tensor);
+  return known ? *known : add(tensor, -1);
+}
+
+int TapeStorages::add(const at::Tensor& tensor, int producer) {
+  const int number = size();
+  TapeStorage& storage = storages_.emplace_back(TapeStorage{
+      .origin = producer >= 0     ? TapeStorage::Origin::Operator
+                : is_lent(tensor) ? TapeStorage::Origin::Lent
+                                  : TapeStorage::Origin::Program,
+      .is_counted = state_->cursor.counts(tensor.device()) && is_from_allocator(tensor.storage().data_ptr()),
+      .producers = {producer},
+      .bytes = static_cast<int64_t>(tensor.storage().nbytes()),
+      .holding = Holding(tensor.storage()),
+  });
+  if (storage.origin == TapeStorage::Origin::Program) {
+    if (state_->region) {
+      pack_outside(number, tensor);
+    } else {
+      storage.holding.hold(tensor.storage());
+    }
+  }
+  storage.counts.emplace_back(tensor);
+  begin_streams(number, tensor.storage());
+  numbers_.emplace(tensor.storage().unsafeGetStorageImpl(), number);
+  state_->listener->on_storage(number, storage.bytes, storage.is_external());
+  return number;
+}
+
+// --- owners
+
 // Returns the memory of a watched storage to the tape when the last tensor on the storage is gone.
-struct OpTape::Watch {
-  std::weak_ptr<OpTape> tape;
+struct TapeStorages::Watch {
+  std::weak_ptr<TapeStorages> storages;
   int storage;
   c10::DataPtr data;
 
   static void release(void* context) {
     const std::unique_ptr<Watch> watch(static_cast<Watch*>(context));
-    if (const auto tape = watch->tape.lock()) {
-      tape->dropped(watch->storage, std::move(watch->data));
+    if (const auto storages = watch->storages.lock()) {
+      storages->dropped(watch->storage, std::move(watch->data));
     }
   }
 };
 
 // The memory under the watches of all tapes.
-const c10::DataPtr& OpTape::allocated(const c10::DataPtr& memory) {
+const c10::DataPtr& TapeStorages::allocated(const c10::DataPtr& memory) {
   const bool is_watched = memory.get_deleter() == &Watch::release;
   return is_watched ? allocated(static_cast<const Watch*>(memory.get_context())->data) : memory;
 }
 
 // Whether the device's allocator gave the memory, as far as a deleter shows.
-bool OpTape::is_from_allocator(const c10::DataPtr& memory) {
+bool TapeStorages::is_from_allocator(const c10::DataPtr& memory) {
   const c10::DataPtr& data = allocated(memory);
   if (data.device().is_meta()) {
     return false;
@@ -77,7 +116,7 @@ bool OpTape::is_from_allocator(const c10::DataPtr& memory) {
 // memory. Not lent are
 // - memory from before snug was loaded, and mapped files: both live as long as the storage;
 // - parameters: a parameter lives as long as the model.
-bool OpTape::is_lent(const at::Tensor& tensor) {
+bool TapeStorages::is_lent(const at::Tensor& tensor) {
   const c10::DataPtr& data = allocated(tensor.storage().data_ptr());
   return !is_from_allocator(data) && !data.device().is_meta() && !tensor.requires_grad() &&
          data.get_deleter() != c10::GetDefaultCPUAllocator()->raw_deleter() &&
@@ -86,7 +125,7 @@ bool OpTape::is_lent(const at::Tensor& tensor) {
 
 // Called for a tensor that autograd keeps unchanged. Plain training reads the tensor in backward, lent memory or not,
 // so a replay may read the tensor too.
-void OpTape::trust(const at::Tensor& tensor) {
+void TapeStorages::trust(const at::Tensor& tensor) {
   if (is_lent(tensor)) {
     TapeStorage& storage = at(number_of(tensor));
     storage.origin = TapeStorage::Origin::Program;
@@ -94,7 +133,7 @@ void OpTape::trust(const at::Tensor& tensor) {
   }
 }
 
-void OpTape::watch(int storage, c10::StorageImpl& impl) {
+void TapeStorages::watch(int storage, c10::StorageImpl& impl) {
   c10::DataPtr data = impl.set_data_ptr(c10::DataPtr());
   void* const address = data.get();
   const c10::Device device = data.device();
@@ -104,7 +143,7 @@ void OpTape::watch(int storage, c10::StorageImpl& impl) {
 }
 
 // Fills the memory with 0xFF, so that nobody finds old values by luck.
-void OpTape::poison(const c10::Storage& memory) {
+void TapeStorages::poison(const c10::Storage& memory) {
   if (memory.device().is_cpu()) {
     std::memset(memory.mutable_data(), 0xFF, memory.nbytes());
     return;
@@ -113,23 +152,23 @@ void OpTape::poison(const c10::Storage& memory) {
   storage_bytes(memory).fill_(0xFF);
 }
 
-void OpTape::dropped(int storage, c10::DataPtr data) {
-  const std::lock_guard lock(mutex_);
+void TapeStorages::dropped(int storage, c10::DataPtr data) {
+  const std::lock_guard lock(state_->mutex);
   at(storage).is_watched = false;
   if (at(storage).holding.is_in_use()) {
     return;  // the storage goes on with other memory
   }
-  if (listener_ != nullptr) {
+  if (state_->has_listener()) {
     if (std::exchange(at(storage).was_dropped, true)) {
-      listener_->on_unused(storage);  // a backward pass inside the forward pass had rebuilt the storage
+      state_->listener->on_unused(storage);  // a backward pass inside the forward pass had rebuilt the storage
     } else {
-      listener_->on_drop(storage);
+      state_->listener->on_drop(storage);
     }
   }
   if (should_hold(storage) || goes_away(storage)) {
     at(storage).holding.park(std::move(data));
     settle(storage);
-  } else if (verifies_ && at(storage).is_counted && data.get() != nullptr) {
+  } else if (state_->verifies && at(storage).is_counted && data.get() != nullptr) {
     const auto bytes = static_cast<size_t>(at(storage).bytes);  // an allocator may hand out the block next
     poison(c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false));
   }
@@ -137,44 +176,44 @@ void OpTape::dropped(int storage, c10::DataPtr data) {
 
 // Whether the storage stays in memory while autograd has a tensor on the storage. A pass that keeps the graph also lets
 // go of storages that the pass needs no more, if the storages can be made again.
-bool OpTape::is_kept(int storage) const {
-  const TapeStorage& s = storages_[static_cast<size_t>(storage)];
-  const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
-  const bool is_dropped = scheduled != nullptr
-                              ? !scheduled->keep_if_saved || (keeps_graph_ && cursor_.is_let_go(*scheduled))
-                              : drops_everything_ || region_.has_value();
+bool TapeStorages::is_kept(int storage) const {
+  const TapeStorage& s = at(storage);
+  const TapeSchedule::ForStorage* scheduled = state_->cursor.of(storage);
+  const bool is_dropped =
+      scheduled != nullptr ? !scheduled->keep_if_saved || (state_->keeps_graph && state_->cursor.is_let_go(*scheduled))
+                           : drops_everything_ || state_->region.has_value();
   return !is_dropped || s.is_asked_inside || (!s.is_rebuildable && !goes_away(storage));
 }
 
 // Whether the storage goes to the store when nobody holds the storage, because of a later need.
-bool OpTape::goes_away(int storage) const {
-  const TapeStorage& s = storages_[static_cast<size_t>(storage)];
-  if (region_) {
+bool TapeStorages::goes_away(int storage) const {
+  const TapeStorage& s = at(storage);
+  if (state_->region) {
     return s.is_offloaded;
   }
-  const TapeSchedule::ForStorage* scheduled = store_ ? cursor_.of(storage) : nullptr;
+  const TapeSchedule::ForStorage* scheduled = store_ ? state_->cursor.of(storage) : nullptr;
   if (scheduled == nullptr) {
     return drops_everything_ && store_ != nullptr && !s.is_external() && !s.is_rebuildable;
   }
-  return scheduled->is_offloaded && (cursor_.is_needed_later(*scheduled) || keeps_graph_);
+  return scheduled->is_offloaded && (state_->cursor.is_needed_later(*scheduled) || state_->keeps_graph);
 }
 
-bool OpTape::should_hold(int storage) {
+bool TapeStorages::should_hold(int storage) const {
   const TapeStorage& s = at(storage);
   const bool is_outside = s.is_external() && !s.is_lent() && s.outside == nullptr && !s.is_unneeded;
   return is_outside || s.is_source || s.claimed || s.is_leaving || s.uses > 0 || (s.slots > 0 && is_kept(storage));
 }
 
 // Whether the tape holds the value or has a copy away. An operator of a region may be about to replace the value.
-bool OpTape::has_value(plan::Value value) const {
-  const TapeStorage& s = storages_[static_cast<size_t>(value.storage)];
-  const bool is_replaced = region_ && value.version != s.last_version();
+bool TapeStorages::has_value(plan::Value value) const {
+  const TapeStorage& s = at(value.storage);
+  const bool is_replaced = state_->region && value.version != s.last_version();
   return !is_replaced && (s.claimed || s.is_source || goes_away(value.storage));
 }
 
 // Makes the tape hold the storage, put the storage away or release the storage, as should_hold() and goes_away() say
 // now.
-void OpTape::settle(int storage) {
+void TapeStorages::settle(int storage) {
   TapeStorage& s = at(storage);
   if (should_hold(storage)) {
     if (!s.is_watched && !s.holding.is_own()) {
@@ -187,15 +226,15 @@ void OpTape::settle(int storage) {
   }
 }
 
-c10::Storage OpTape::find(int storage) {
+c10::Storage TapeStorages::find(int storage) {
   TapeStorage& s = at(storage);
-  if (is_closed_ && s.was_written_unseen()) {
+  if (state_->is_closed && s.was_written_unseen()) {
     return {};
   }
   if (s.holding.is_parked()) {
     const c10::Storage memory = s.holding.release(s.bytes);
     note_place(storage, memory);
-    if (!is_closed_ && (listener_ != nullptr || goes_away(storage))) {
+    if (!state_->is_closed && (state_->has_listener() || goes_away(storage))) {
       watch(storage, *memory.unsafeGetStorageImpl());
     }
     s.holding.hold(memory);
@@ -205,18 +244,24 @@ c10::Storage OpTape::find(int storage) {
 
 // Notes that the storage's bytes are in another c10::Storage now. In the forward pass, the program may go on with the
 // new c10::Storage.
-void OpTape::note_place(int storage, const c10::Storage& memory) {
+void TapeStorages::note_place(int storage, const c10::Storage& memory) {
   TapeStorage& s = at(storage);
-  if (!is_closed_) {
+  if (!state_->is_closed) {
     numbers_.erase(s.holding.address());
     numbers_.emplace(memory.unsafeGetStorageImpl(), storage);
   }
   s.holding.see(memory);
 }
 
+// Notes that the current stream makes, or has made, the storage's bytes in another c10::Storage.
+void TapeStorages::replace(int storage, const c10::Storage& memory) {
+  note_place(storage, memory);
+  begin_streams(storage, memory);
+}
+
 // Like find(), but also loads a storage from the store. From the first to the last use in backward, the tape holds an
 // offloaded storage.
-c10::Storage OpTape::bring(int storage) {
+c10::Storage TapeStorages::bring(int storage) {
   wait_for_stream(storage);  // before anybody can write to the memory
   TapeStorage& s = at(storage);
   c10::Storage memory = find(storage);
@@ -229,21 +274,19 @@ c10::Storage OpTape::bring(int storage) {
   if (memory) {
     meet_stream(storage, memory);
   }
-  const bool returns = region_ ? s.outside != nullptr || (s.is_offloaded && s.unasked > 0) : goes_away(storage);
-  if (memory && is_closed_ && returns) {
-    s.claimed = true;
-    settle(storage);
+  const bool returns = state_->region ? s.outside != nullptr || (s.is_offloaded && s.unasked > 0) : goes_away(storage);
+  if (memory && state_->is_closed && returns) {
+    claim(storage);
   }
   return memory;
 }
 
-c10::Storage OpTape::load(int storage) {
+c10::Storage TapeStorages::load(int storage) {
   c10::Storage memory;
-  as_replay([&] {
+  state_->as_replay([&] {
     const UnseenOperators unseen;
     memory = at(storage).holding.load();
-    note_place(storage, memory);
-    begin_streams(storage, memory);
+    replace(storage, memory);
     at(storage).counts.clear();  // this memory belongs to the tape alone
   });
   return memory;
@@ -252,13 +295,13 @@ c10::Storage OpTape::load(int storage) {
 // --- storages that leave
 
 // Must not throw. If the store has no room, the storage stays in memory: the cost is memory, never the result.
-void OpTape::put_away(int storage) {
+void TapeStorages::put_away(int storage) {
   TapeStorage& s = at(storage);
   c10::Storage memory = s.holding.release(s.bytes);
-  if (s.holding.is_away() || (is_closed_ && s.has_changed_unseen())) {
+  if (s.holding.is_away() || (state_->is_closed && s.has_changed_unseen())) {
     return;
   }
-  const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
+  const TapeSchedule::ForStorage* scheduled = state_->cursor.of(storage);
   const bool streams = scheduled != nullptr && scheduled->streams && !has_unpacked_;
   if (streams && std::ssize(leaving_) == plan::kStreamsAtOnce) {
     wait_for_oldest_stream();
@@ -275,7 +318,7 @@ void OpTape::put_away(int storage) {
 }
 
 // Null: the copy failed.
-std::unique_ptr<StoredAway> OpTape::send(int storage, const c10::Storage& memory, bool waits) {
+std::unique_ptr<StoredAway> TapeStorages::send(int storage, const c10::Storage& memory, bool waits) {
   try {
     const UnseenOperators unseen;
     const c10::StreamGuard stream(gather_streams(storage));
@@ -287,7 +330,7 @@ std::unique_ptr<StoredAway> OpTape::send(int storage, const c10::Storage& memory
   }
 }
 
-void OpTape::wait_for_oldest_stream() {
+void TapeStorages::wait_for_oldest_stream() {
   TapeStorage& s = at(leaving_.front());
   const int storage = leaving_.front();
   leaving_.pop_front();
@@ -305,28 +348,28 @@ void OpTape::wait_for_oldest_stream() {
   settle(storage);
 }
 
-void OpTape::wait_for_stream(int storage) {
+void TapeStorages::wait_for_stream(int storage) {
   while (at(storage).is_leaving) {
     wait_for_oldest_stream();
   }
 }
 
-void OpTape::meet_streams_before(size_t op) {
-  const TapeSchedule::Made* due = leaving_.empty() ? nullptr : cursor_.due(op);
+void TapeStorages::finish_streams_before(int op) {
+  const TapeSchedule::Made* due = leaving_.empty() ? nullptr : state_->cursor.due(op);
   if (due != nullptr) {
     std::ranges::for_each(due->waits_for, [&](int storage) { wait_for_stream(storage); });
   }
 }
 
-void OpTape::meet_streams_of_unpacking() {
+void TapeStorages::finish_streams_and_fetch() {
   has_unpacked_ = true;
   while (!leaving_.empty()) {
     wait_for_oldest_stream();
   }
-  for (const int storage : cursor_.to_fetch()) {
+  for (const int storage : state_->cursor.to_fetch()) {
     Holding& holding = at(storage).holding;
     if (holding.is_away() && !find(storage)) {
-      as_replay([&] {
+      state_->as_replay([&] {
         const UnseenOperators unseen;
         holding.away().prefetch();
       });

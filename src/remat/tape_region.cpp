@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -13,7 +14,9 @@
 #include "src/activations/storage_views.h"
 #include "src/core/has_bytes.h"
 #include "src/core/replaced.h"
-#include "src/remat/op_tape.h"
+#include "src/memory/backward_pass.h"
+#include "src/planner/at.h"
+#include "src/remat/tape_writer.h"
 
 // A checkpointed region on a tape
 //
@@ -43,6 +46,8 @@
 //   all of the value's tensors. Values beside the way come later, so a pass may run an operator twice. Once a pass has
 //   run as many operators as the region has, the next request makes all values that are still missing.
 // - At the end of the region the tape lets go of values that no saved tensor depends on.
+//
+// Here are the parts of TapeWriter, TapeStorages and TapeReplays that only a region needs.
 
 namespace snug::detail {
 namespace {
@@ -76,68 +81,68 @@ at::Tensor all_memory_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-OpTape::OpTape(TapeRegion region) : cursor_(nullptr), region_(std::move(region)), listener_(nullptr) {}
+// --- operators
 
 // Called for an operator's arguments before the operator runs.
-void OpTape::prepare_operands(TapeOperator& record, const OperatorTraits& traits, const Arguments& arguments) {
+void TapeWriter::prepare_operands(RunningOperator& running, const OperatorTraits& traits, const Arguments& arguments) {
+  TapeOperator& record = running.record;
   const std::vector<size_t> written = traits.written_by(arguments);
   const auto visit = [&](auto&& f) {
     for (size_t i = 0; i < arguments.size(); ++i) {
-      if (contains(traits.statistics, i) && contains(written, i)) {
-        continue;  // not read, see read_arguments()
+      if (!contains(traits.statistics, i) || !contains(written, i)) {  // moved statistics are not read, see begin()
+        visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { f(tensor, i); });
       }
-      visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { f(tensor, i); });
     }
   };
   const bool draws = traits.draws(arguments);
   bool reads_values = false;
   visit([&](const at::Tensor& tensor, size_t i) {
-    const std::optional<int> known = known_number_of(tensor);
+    const std::optional<int> known = storages_.known_number_of(tensor);
     const bool is_filled = contains(written, i) && fills(record.op, i, tensor);
     reads_values = true;
-    record.is_in_graph = record.is_in_graph || tensor.requires_grad();
-    record.is_drawn = record.is_drawn || (known && at(*known).is_drawn && !is_filled && !traits.reads_no_values);
+    running.is_in_graph = running.is_in_graph || tensor.requires_grad();
+    running.is_drawn =
+        running.is_drawn || (known && storages_.at(*known).is_drawn && !is_filled && !traits.reads_no_values);
   });
   reads_values = reads_values && !traits.reads_no_values;
-  record.is_in_graph = record.is_in_graph && reads_values && c10::GradMode::is_enabled();
-  record.is_drawn = (record.is_drawn || draws) && !record.is_in_graph;
-  record.makes_blank = !reads_values && !draws;
-  const bool may_run_again = record.is_in_graph || record.is_drawn;
-  record.is_replayable = record.is_replayable && (may_run_again || record.makes_blank);
+  running.is_in_graph = running.is_in_graph && reads_values && c10::GradMode::is_enabled();
+  running.is_drawn = (running.is_drawn || draws) && !running.is_in_graph;
+  running.makes_blank = !reads_values && !draws;
+  const bool may_run_again = running.is_in_graph || running.is_drawn;
+  record.is_replayable = record.is_replayable && (may_run_again || running.makes_blank);
   visit([&](const at::Tensor& tensor, size_t i) {
     if (!has_bytes(tensor) || tensor.is_inference() || !reads_values) {
       return;
     }
-    const int number = number_of(tensor);
+    const int number = storages_.number_of(tensor);
     const bool is_written = contains(written, i);
-    if (at(number).is_blank && is_written && fills(record.op, i, tensor)) {
-      at(number).is_rebuildable = true;
-    } else if (at(number).is_blank) {
-      note_unseen_write(number);
+    if (storages_.at(number).is_blank && is_written && fills(record.op, i, tensor)) {
+      storages_.at(number).is_rebuildable = true;
+    } else if (storages_.at(number).is_blank) {
+      replays_.note_unseen_write(number);
     }
-    TapeStorage& s = at(number);
+    TapeStorage& s = storages_.at(number);
     s.is_blank = false;
     s.is_read = s.is_read || (may_run_again && !is_written);
-    if (record.is_in_graph && !s.is_external() && !s.is_rebuildable && !s.is_offloaded) {
+    if (running.is_in_graph && !s.is_external() && !s.is_rebuildable && !s.is_offloaded) {
       s.is_source = true;
-      settle(number);
+      storages_.settle(number);
     }
   });
   const std::string& name = record.op.schema().name();
-  if (region_->policy && record.is_in_graph && name != "aten::_to_copy") {
-    record.treatment = region_->policy(name);
+  if (state_.region->policy && running.is_in_graph && name != "aten::_to_copy") {
+    running.treatment = state_.region->policy(name);
   }
 }
 
 // Called for a storage that the operator has made.
-void OpTape::treat_result(const TapeOperator& record, int storage) {
+void TapeStorages::treat_result(int storage, Keep treatment) {
   TapeStorage& s = at(storage);
-  s.is_blank = record.makes_blank;
-  if (record.treatment == Keep::Recompute) {
+  if (treatment == Keep::Recompute) {
     return;
   }
   const bool is_small = s.bytes < OffloadOptions{}.min_bytes.count();
-  s.is_offloaded = record.treatment == Keep::Offload && !is_small && s.is_counted;
+  s.is_offloaded = treatment == Keep::Offload && !is_small && s.is_counted;
   s.is_source = !s.is_offloaded;
   if (s.is_offloaded && store_ == nullptr) {
     static const std::shared_ptr<OffloadStore> store = make_offload_store(OffloadOptions{});
@@ -146,25 +151,24 @@ void OpTape::treat_result(const TapeOperator& record, int storage) {
 }
 
 // Called for a storage that the operator has written, after judge() has set is_rebuildable.
-void OpTape::judge_in_region(const TapeOperator& record, int storage) {
-  TapeStorage& s = at(storage);
+void TapeReplays::judge_in_region(const RunningOperator& running, int storage) {
+  TapeStorage& s = storages_.at(storage);
   s.is_read = false;
   if (s.is_external()) {
     return;
   }
-  s.is_drawn = record.is_drawn;
-  s.is_source = s.is_source || (record.is_in_graph && !s.is_rebuildable && !s.is_offloaded);
-  settle(storage);
+  s.is_drawn = running.is_drawn;
+  s.is_source = s.is_source || (running.is_in_graph && !s.is_rebuildable && !s.is_offloaded);
+  storages_.settle(storage);
 }
 
-// --- memory from outside
+// --- memory from outside, and writes
 
-void OpTape::keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy) {
-  const std::lock_guard lock(mutex_);
+void TapeStorages::keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy) {
   if (!has_bytes(tensor) || !is_all_of_its_storage(tensor)) {
     return;  // the tape holds the memory
   }
-  const Replaced no_other_policy(region_->outside, std::shared_ptr<SavedTensorPolicy>());
+  const Replaced no_other_policy(state_->region->outside, std::shared_ptr<SavedTensorPolicy>());
   const int number = number_of(tensor);
   at(number).outside = std::make_shared<KeptOutside>(
       KeptOutside{policy, without_memory(tensor), policy->pack(tensor), /*is_asked_always=*/true});
@@ -172,9 +176,9 @@ void OpTape::keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedT
 }
 
 // The caller has just added the storage. A part of a leaf, as of a parameter or a data set, has its owner anyway.
-void OpTape::pack_outside(int storage, const at::Tensor& tensor) {
+void TapeStorages::pack_outside(int storage, const at::Tensor& tensor) {
   TapeStorage& s = at(storage);
-  const std::shared_ptr<SavedTensorPolicy>& policy = region_->outside;
+  const std::shared_ptr<SavedTensorPolicy>& policy = state_->region->outside;
   if (policy == nullptr || (tensor.is_view() && tensor._base().is_leaf())) {
     s.holding.hold(tensor.storage());
     return;
@@ -186,7 +190,7 @@ void OpTape::pack_outside(int storage, const at::Tensor& tensor) {
 }
 
 // Null: the memory was written after the region.
-c10::Storage OpTape::from_outside(int storage) {
+c10::Storage TapeStorages::from_outside(int storage) {
   if (at(storage).was_written_unseen()) {
     return {};
   }
@@ -203,38 +207,24 @@ c10::Storage OpTape::from_outside(int storage) {
     memory = at::empty({bytes}, kept.options().dtype(at::kByte)).storage();
     on_storage(shape, memory).copy_(kept);
   }
-  note_place(storage, memory);
-  begin_streams(storage, memory);
+  replace(storage, memory);
   return memory;
 }
 
-// --- writes
-
-// `written` are about to be written.
-void OpTape::save_from_write_in_region(const std::vector<at::Tensor>& written) {
-  for (const at::Tensor& tensor : written) {
-    if (has_bytes(tensor) && !tensor.is_inference()) {
-      copy_before_write(tensor);
-    }
+// Called for a tensor that is about to be written. Copies values that an operator has read and that cannot be made
+// again. The copy takes over the storage's number. Memory from outside that is written is held by the tape: a policy
+// outside has packed the values before the write.
+void TapeStorages::copy_before_write(const at::Tensor& tensor) {
+  if (!has_bytes(tensor) || tensor.is_inference()) {
+    return;
   }
-}
-
-void OpTape::before_unseen_write(const at::Tensor& tensor) {
-  const std::lock_guard lock(mutex_);
-  if (region_ && !is_closed_) {
-    save_from_write_in_region({tensor});
-  }
-}
-
-// Copies values that an operator has read and that cannot be made again. The copy takes over the storage's number.
-// Memory from outside that is written is held by the tape: a policy outside has packed the values before the write.
-void OpTape::copy_before_write(const at::Tensor& tensor) {
   const int number = number_of(tensor);
   if (at(number).is_lent() || (!at(number).is_external() && at(number).is_rebuildable)) {
     return;
   }
   if (!at(number).is_read) {
-    hold_memory_itself(number);
+    at(number).outside.reset();
+    settle(number);
     return;
   }
   c10::Storage copy;
@@ -244,48 +234,39 @@ void OpTape::copy_before_write(const at::Tensor& tensor) {
     copy = storage_bytes(tensor).clone().storage();
   }
   TapeStorage& s = at(number);
-  note_place(number, copy);
-  begin_streams(number, copy);
+  replace(number, copy);
   s.outside.reset();
   s.counts.clear();
   s.is_source = true;
   s.holding.hold(copy);
-  const Replaced no_policy(region_->outside, std::shared_ptr<SavedTensorPolicy>());
-  add_storage(tensor, -1);
-}
-
-void OpTape::hold_memory_itself(int storage) {
-  at(storage).outside.reset();
-  settle(storage);
+  const Replaced no_policy(state_->region->outside, std::shared_ptr<SavedTensorPolicy>());
+  add(tensor, -1);
 }
 
 // --- the end of the region, and backward
 
-void OpTape::forget_what_is_unneeded() {
-  std::vector<bool> is_saved(storages_.size()), is_operand(storages_.size());
-  for (size_t s = 0; s < storages_.size(); ++s) {
-    is_saved[s] = storages_[s].slots > 0;
-  }
+void TapeReplays::forget_what_is_unneeded() {
+  std::vector<bool> is_operand(plan::at(storages_.size()));
   for (auto op = operators_.rbegin(); op != operators_.rend(); ++op) {
     const bool runs_again = std::ranges::any_of(op->writes, [&](plan::Value value) {
-      const auto s = static_cast<size_t>(value.storage);
-      const bool is_kept = storages_[s].is_source || storages_[s].is_offloaded;
-      return (is_saved[s] || is_operand[s]) && !storages_[s].is_external() &&
-             (!is_kept || value.version < storages_[s].last_version());
+      const TapeStorage& s = storages_.at(value.storage);
+      const bool is_needed = s.slots > 0 || is_operand[plan::at(value.storage)];
+      const bool is_kept = s.is_source || s.is_offloaded;
+      return is_needed && !s.is_external() && (!is_kept || value.version < s.last_version());
     });
     if (runs_again) {
       for (const plan::Value& value : op->needs) {
-        is_operand[static_cast<size_t>(value.storage)] = true;
+        is_operand[plan::at(value.storage)] = true;
       }
     }
   }
-  for (size_t i = 0; i < storages_.size(); ++i) {
-    TapeStorage& s = storages_[i];
-    if (!is_operand[i]) {
+  for (int i = 0; i < storages_.size(); ++i) {
+    TapeStorage& s = storages_.at(i);
+    if (!is_operand[plan::at(i)]) {
       s.is_rebuildable = s.is_rebuildable && !s.is_source;  // kept as long as a saved tensor needs the storage
       s.is_source = false;
     }
-    if (!is_operand[i] && !is_saved[i]) {
+    if (!is_operand[plan::at(i)] && s.slots == 0) {
       s.is_offloaded = false;
       s.holding.put_away(nullptr);
       s.outside.reset();
@@ -294,51 +275,44 @@ void OpTape::forget_what_is_unneeded() {
     if (s.outside != nullptr && s.outside->is_asked_always) {
       s.holding.lose_sight();
     }
-    settle(static_cast<int>(i));
+    storages_.settle(i);
   }
 }
 
-void OpTape::begin_asking() {
+void TapeReplays::begin_asking() {
   if (std::exchange(asking_pass_, current_pass()) != current_pass()) {
     replayed_in_pass_ = 0;
-    for (TapeStorage& storage : storages_) {
-      storage.unasked = storage.slots;
+    for (int s = 0; s < storages_.size(); ++s) {
+      storages_.at(s).unasked = storages_.at(s).slots;
     }
   }
 }
 
-void OpTape::note_asked(int storage) {
-  TapeStorage& s = at(storage);
+void TapeReplays::note_asked(int storage) {
+  TapeStorage& s = storages_.at(storage);
   if (s.unasked > 0 && --s.unasked == 0) {
     s.claimed = false;
-    settle(storage);
+    storages_.settle(storage);
   }
 }
 
-std::any OpTape::pack_result(const at::Tensor& tensor) {
-  if (const std::optional<int> known = known_number_of(tensor)) {
-    results_.push_back(*known);
-  }
-  return pack(tensor);
-}
-
-bool OpTape::is_missing(int storage) {
-  const TapeStorage& s = at(storage);
-  return s.unasked > 0 && !s.is_external() && s.is_rebuildable && !s.is_offloaded && !find(storage);
+bool TapeReplays::is_missing(int storage) {
+  const TapeStorage& s = storages_.at(storage);
+  return s.unasked > 0 && !s.is_external() && s.is_rebuildable && !s.is_offloaded && !storages_.find(storage);
 }
 
 // The storages to make when backward asks for `storage`, which is the first.
-std::vector<int> OpTape::targets_with(int storage) {
+std::vector<int> TapeReplays::targets_with(int storage) {
   std::vector<int> targets{storage};
   const auto add = [&](int s) {
     if (s != storage && is_missing(s)) {
       targets.push_back(s);
     }
   };
-  if (region_ && is_closed_) {
+  if (state_.region && state_.is_closed) {
     std::ranges::for_each(results_, add);
     const bool runs_often = replayed_in_pass_ >= std::ssize(operators_);
-    for (int s = 0; runs_often && s < std::ssize(storages_); ++s) {
+    for (int s = 0; runs_often && s < storages_.size(); ++s) {
       add(s);
     }
   }
@@ -346,22 +320,22 @@ std::vector<int> OpTape::targets_with(int storage) {
 }
 
 // Once all values that backward will ask for are in memory, no operator runs again in this pass.
-void OpTape::let_go_of_operands() {
-  for (int s = 0; s < std::ssize(storages_); ++s) {
+void TapeReplays::let_go_of_operands() {
+  for (int s = 0; s < storages_.size(); ++s) {
     if (is_missing(s)) {
       return;
     }
   }
-  for (int i = 0; i < std::ssize(storages_); ++i) {
-    TapeStorage& s = at(i);
+  for (int i = 0; i < storages_.size(); ++i) {
+    TapeStorage& s = storages_.at(i);
     const bool is_result = std::ranges::find(results_, i) != results_.end();
     if (s.outside != nullptr || is_result) {
       s.claimed = s.unasked > 0;
-    } else if (!keeps_graph_ && !s.is_external()) {
+    } else if (!state_.keeps_graph && !s.is_external()) {
       s.is_rebuildable = false;  // stays in memory, or away, until autograd lets go of the storage
     }
-    s.is_source = s.is_source && keeps_graph_;
-    settle(i);
+    s.is_source = s.is_source && state_.keeps_graph;
+    storages_.settle(i);
   }
 }
 

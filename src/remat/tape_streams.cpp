@@ -3,7 +3,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "src/remat/op_tape.h"
+#include "src/remat/tape_storages.h"
 
 // Device streams that use a storage
 //
@@ -28,12 +28,12 @@ void wait_for(const c10::Stream& earlier, const c10::Stream& stream) {
 }  // namespace
 
 // The current stream has made the contents, or is the first reader.
-void OpTape::begin_streams(int storage, const c10::Storage& memory) {
+void TapeStorages::begin_streams(int storage, const c10::Storage& memory) {
   at(storage).streams.assign(1, current_stream(memory.device()));
 }
 
 // Reports the stream to the allocator. Nobody else can report the use of watched memory.
-void OpTape::add_stream(int storage, const c10::Storage& memory, const c10::Stream& stream) {
+void TapeStorages::add_stream(int storage, const c10::Storage& memory, const c10::Stream& stream) {
   auto& streams = at(storage).streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
     c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(allocated(memory.data_ptr()), stream);
@@ -41,21 +41,18 @@ void OpTape::add_stream(int storage, const c10::Storage& memory, const c10::Stre
   }
 }
 
-// Notes the stream of an operator of the program. The program has ordered the operator. record_stream() names a stream.
-void OpTape::note_streams(const TapeOperator& record, int named) {
-  for (const TapeOperator::Operand& operand : record.operands) {
-    const int storage = operand.value.storage;
-    const c10::Stream first = at(storage).streams.front();
-    const c10::Stream stream =
-        named < 0 ? current_stream(first.device()) : record.arguments[static_cast<size_t>(named)].toStream();
-    if (stream != first) {
-      add_stream(storage, at(storage).holding.find(), stream);
-    }
+// Notes that an operator of the program uses the storage, on the current stream or on the stream that the operator
+// names, as record_stream() does. The program has ordered the operator.
+void TapeStorages::note_stream(int storage, std::optional<c10::Stream> named) {
+  const c10::Stream first = at(storage).streams.front();
+  const c10::Stream stream = named ? *named : current_stream(first.device());
+  if (stream != first) {
+    add_stream(storage, at(storage).holding.find(), stream);
   }
 }
 
 // Makes work queued later on the current stream wait for the storage's values.
-void OpTape::meet_stream(int storage, const c10::Storage& memory) {
+void TapeStorages::meet_stream(int storage, const c10::Storage& memory) {
   const auto& streams = at(storage).streams;
   const c10::Stream current = current_stream(memory.device());
   if (std::find(streams.begin(), streams.end(), current) == streams.end()) {
@@ -65,7 +62,7 @@ void OpTape::meet_stream(int storage, const c10::Storage& memory) {
 }
 
 // Returns the stream that has made the contents, after making this stream wait for all other streams.
-c10::Stream OpTape::gather_streams(int storage) {
+c10::Stream TapeStorages::gather_streams(int storage) {
   const auto& streams = at(storage).streams;
   for (size_t i = 1; i < streams.size(); ++i) {
     wait_for(streams[i], streams.front());
