@@ -76,7 +76,7 @@ CLAIMS = [
     ("GPT of 12 blocks: each checkpointed / planned for the same bytes",
      ("checkpointing", "gpt_every_block"), ("checkpointing", "gpt_as_every_block"), 3, 1.08),
     ("step of a small network in 4 micro-batches: Stepper / by hand", ("steps", "stepper"), ("steps", "by_hand"), 50, None),
-    ("the same within a memory_budget: Stepper / by hand", ("steps", "budget"), ("steps", "by_hand"), 50, None),
+    ("the same within a budget: Stepper / by hand", ("steps", "budget"), ("steps", "by_hand"), 50, None),
     ("sine and cosine, 20,000 points, hidden 150, FP32, an epoch: Python / snug", ("python:sin_cos", "float32"), ("sin_cos", "float32"), 10, 1.1),
     ("GPT of 48 blocks: seconds to search for a plan", ("checkpointing", "search_48"), None, 1, AtMost(1)),
     ("GPT of 48 blocks: seconds to search for ten budgets", ("checkpointing", "curve_48"), None, 1, AtMost(2)),

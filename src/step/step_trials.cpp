@@ -339,10 +339,8 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     } else if (has_failed && smallest > 1 && pinned_by_.empty()) {
       smallest = try_at_most(step, before, smallest / 2);
     } else {
-      const int64_t left_free = std::exchange(counts_.left_free, 0), least = found.search.smallest_feasible_bytes;
-      if (tried_.empty()) {
-        refuse(smallest_budget(step), 0);
-      }
+      const int64_t left_free = std::exchange(counts_.left_free, 0);
+      const int64_t least = tried_.empty() ? smallest_budget(step) : found.search.smallest_feasible_bytes;
       refuse(least > 0 ? least + left_free : 0, found.search.lower_bound_bytes);
     }
   }

@@ -259,13 +259,18 @@ class Stepper::Impl {
     budget_.plan_here(trial.step(source.items));
   }
 
-  // For a window that was dropped at a micro-batch without room beside the window's gradients.
+  // For a window that was dropped at a micro-batch without room beside the window's gradients. If no plan is found, the
+  // caller gets the error of the window, and the next window plans again. Any other error, such as the error of
+  // loss_of, is the caller's.
   void plan_for_later_windows(const MicroBatches& source) {
     budget_.begin_step();
-    detail::attempt_step(device(), budget_.limit(), [&] { plan_in_window(source); });
+    const Attempt attempt = detail::attempt_step(device(), budget_.limit(), [&] { plan_in_window(source); });
     budget_.journal().end();
     source.load({0, 0}, std::nullopt);
     parameters_.drop_gradients();
+    if (!attempt.is_made() && attempt.outcome != Attempt::Outcome::OutOfMemory) {
+      std::rethrow_exception(attempt.error);
+    }
   }
 
   // If `part` runs out of memory, `part` is repeated from its beginning, under a plan that takes less. In any case a

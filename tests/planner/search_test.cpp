@@ -44,7 +44,7 @@ struct Splits {
   int64_t plain() const { return whole.run(keep_all(whole.profile())).peak_bytes; }
 };
 
-TEST(PlanCurve, GoesFromPlainTrainingToTheSmallestThatIsFeasibleAndNeverGetsFasterOnTheWay) {
+TEST(Curve, GoesFromPlainTrainingToTheSmallestThatIsFeasibleAndNeverGetsFasterOnTheWay) {
   for (uint32_t seed = 0; seed < 12; ++seed) {
     const Simulator simulator(random_profile(seed, 20));
     const Curve curve = plan::curve(simulator, {.points = 8, .solver = kQuick});
@@ -65,13 +65,13 @@ TEST(PlanCurve, GoesFromPlainTrainingToTheSmallestThatIsFeasibleAndNeverGetsFast
   }
 }
 
-TEST(PlanCurve, IsReadByPeopleToo) {
+TEST(Curve, IsReadByPeopleToo) {
   const Curve curve = plan::curve(Simulator(gpt_profile(2)), {.points = 4, .solver = kQuick});
   EXPECT_THAT(curve.table(), ::testing::AllOf(HasSubstr("100.0 %"), HasSubstr("+0.0 %"), HasSubstr("MiB")));
   EXPECT_THROW(plan::curve(Simulator(gpt_profile(2)), {.points = 1}), ConfigError);
 }
 
-TEST(SearchStep, TakesTheWholeBatchWhereItFitsAndRebuildsNothing) {
+TEST(Search, TakesTheWholeBatchWhereItFitsAndRebuildsNothing) {
   const Splits splits;
   const Search found = search(splits.all(), {.batch = 8, .budget = 1'000 + splits.plain(), .fixed_bytes = 1'000});
   ASSERT_TRUE(found.choice);
@@ -81,7 +81,7 @@ TEST(SearchStep, TakesTheWholeBatchWhereItFitsAndRebuildsNothing) {
   EXPECT_THAT(found.explain(), ::testing::AllOf(HasSubstr("chosen"), HasSubstr("slower, whatever it keeps")));
 }
 
-TEST(SearchStep, SplitsOrRebuildsWhicheverIsFasterAndStaysBelowTheBudget) {
+TEST(Search, SplitsOrRebuildsWhicheverIsFasterAndStaysBelowTheBudget) {
   const Splits splits;
   int split = 0;
   for (int share = 100; share >= 40; share -= 5) {
@@ -100,7 +100,7 @@ TEST(SearchStep, SplitsOrRebuildsWhicheverIsFasterAndStaysBelowTheBudget) {
   EXPECT_LT(split, 13);
 }
 
-TEST(SearchStep, IsNeverSlowerThanTwoHalvesWithEverythingKeptInTheirBytes) {
+TEST(Search, IsNeverSlowerThanTwoHalvesWithEverythingKeptInTheirBytes) {
   const Splits splits;
   const int64_t gradients = splits.plain() / 20;
   const Simulation half = splits.half.run(keep_all(splits.half.profile()));
@@ -115,7 +115,7 @@ TEST(SearchStep, IsNeverSlowerThanTwoHalvesWithEverythingKeptInTheirBytes) {
   }
 }
 
-TEST(SearchStep, IsAsGoodWithSolversThatHaveAnsweredOtherBudgets) {
+TEST(Search, IsAsGoodWithSolversThatHaveAnsweredOtherBudgets) {
   const Splits splits;
   for (const bool rises : {false, true}) {
     std::vector<Solver> solvers;
@@ -136,7 +136,7 @@ TEST(SearchStep, IsAsGoodWithSolversThatHaveAnsweredOtherBudgets) {
   }
 }
 
-TEST(SearchStep, SaysThatBoundsLeaveACandidateOut) {
+TEST(Search, SaysThatBoundsLeaveACandidateOut) {
   const Splits splits;
   const Search found = search({{8, &splits.whole}, {4, &splits.half, /*own_bytes=*/splits.plain()}},
                               {.batch = 8, .budget = splits.plain() * 9 / 10, .solver = kQuick});
@@ -145,7 +145,7 @@ TEST(SearchStep, SaysThatBoundsLeaveACandidateOut) {
   EXPECT_THAT(found.explain(), HasSubstr("does not fit, whatever it keeps"));
 }
 
-TEST(SearchStep, CountsGradientsFromTheSecondMicroBatchOnAndForTheOptimizer) {
+TEST(Search, CountsGradientsFromTheSecondMicroBatchOnAndForTheOptimizer) {
   const Splits splits;
   const int64_t half = splits.half.run(keep_all(splits.half.profile())).peak_bytes;
   const auto only_half = [&](int64_t budget, int64_t gradients, int64_t optimizer) {
@@ -161,7 +161,7 @@ TEST(SearchStep, CountsGradientsFromTheSecondMicroBatchOnAndForTheOptimizer) {
   EXPECT_EQ(refused.smallest_feasible_bytes, half + half / 4);
 }
 
-TEST(SearchStep, SaysWhatWouldDoWhereNothingFitsAndThatDoes) {
+TEST(Search, SaysWhatWouldDoWhereNothingFitsAndThatDoes) {
   const Splits splits;
   SearchOptions options{.batch = 8, .budget = 4'000, .fixed_bytes = 5'000, .gradient_bytes = 100, .solver = kQuick};
   const Search refused = search(splits.all(), options);
@@ -171,7 +171,7 @@ TEST(SearchStep, SaysWhatWouldDoWhereNothingFitsAndThatDoes) {
   EXPECT_TRUE(search(splits.all(), options).choice);
 }
 
-TEST(SearchStep, SaysWhatWouldDoAndThatDoesWhenTheStepIsMeasuredAgain) {
+TEST(Search, SaysWhatWouldDoAndThatDoesWhenTheStepIsMeasuredAgain) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     const Profile profile = random_profile(seed, 40);
     const Simulator simulator(profile), another(testing::measured_again(profile, seed));
@@ -181,7 +181,7 @@ TEST(SearchStep, SaysWhatWouldDoAndThatDoesWhenTheStepIsMeasuredAgain) {
   }
 }
 
-TEST(StepChoice, IsPlainDataThatIsReadBack) {
+TEST(Choice, IsPlainDataThatIsReadBack) {
   const Splits splits;
   const auto choice = search(splits.all(), {.batch = 8, .budget = splits.plain() / 2, .solver = kQuick}).choice;
   ASSERT_TRUE(choice);

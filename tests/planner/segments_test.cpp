@@ -80,7 +80,7 @@ TEST(SegmentTable, IsAsFastAsTheRecurrenceForADeepChain) {
   }
 }
 
-TEST(PlanSolver, IsNoSlowerThanTheRecurrenceForADeepChain) {
+TEST(Solver, IsNoSlowerThanTheRecurrenceForADeepChain) {
   constexpr int kLength = 64;
   const Simulator simulator(deep_chain(kLength));
   const Simulation plain = simulator.run(keep_all(simulator.profile()));
@@ -155,7 +155,7 @@ TEST(Segments, AreKnownWhereTwoBackwardPassesFollowEachOther) {
   EXPECT_GE(cut(Simulator(profile), 20).count(), in_order / 2);
 }
 
-TEST(PlanSolver, TakesProfilesThatHaveNearlyNothing) {
+TEST(Solver, TakesProfilesThatHaveNearlyNothing) {
   ProfileBuilder builder;
   int x = builder.external(16);
   builder.op("op", 1, 16, {x}, {});
@@ -197,7 +197,7 @@ TEST(Segments, AreOfEqualLengthInAChain) {
 }
 
 // A checkpoint every so many operators keeps one storage for each, and rebuilds those in between.
-TEST(PlanSolver, FindsALongChainAPeakAsSmallAsThatOfTheBestEvenCheckpoints) {
+TEST(Solver, FindsALongChainAPeakAsSmallAsThatOfTheBestEvenCheckpoints) {
   constexpr int kLength = 2000, kStorage = 16;
   int least = kLength;
   for (int every = 1; every <= kLength; ++every) {
@@ -247,7 +247,7 @@ Profile loop(int rounds) {
   return builder.finish();
 }
 
-TEST(PlanSolver, CutsALoopWhoseOutputsAllCrossEachCut) {
+TEST(Solver, CutsALoopWhoseOutputsAllCrossEachCut) {
   const Simulator simulator(loop(60));
   const Simulation plain = simulator.run(keep_all(simulator.profile()));
   Solver solver(simulator);
@@ -259,7 +259,7 @@ TEST(PlanSolver, CutsALoopWhoseOutputsAllCrossEachCut) {
   }
 }
 
-TEST(PlanSolver, RunsNoOperatorAgainManyTimesNearTheLeastMemory) {
+TEST(Solver, RunsNoOperatorAgainManyTimesNearTheLeastMemory) {
   for (const Profile& profile : {loop(60), deep_chain(150), testing::gpt_profile(12)}) {
     const Simulator simulator(profile);
     const Solution least = Solver(simulator, {.work = 1'000'000}).smallest();

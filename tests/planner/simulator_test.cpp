@@ -246,7 +246,7 @@ class Executor {
   int64_t own_ = 0;
 };
 
-TEST(StepSimulator, GivesTheBytesAndSecondsOfAnExecutorThatReallyComputes) {
+TEST(Simulator, GivesTheBytesAndSecondsOfAnExecutorThatReallyComputes) {
   int ran = 0;
   int replayed = 0;
   int offloaded = 0;
@@ -287,7 +287,7 @@ TEST(StepSimulator, GivesTheBytesAndSecondsOfAnExecutorThatReallyComputes) {
   EXPECT_GT(offloaded, 400);
 }
 
-TEST(StepSimulator, CallsAPlanImpossibleThatDropsARandomResult) {
+TEST(Simulator, CallsAPlanImpossibleThatDropsARandomResult) {
   ProfileBuilder builder;
   const int x = builder.external(8);
   const int mask = builder.op("bernoulli", 1, 8, {x}, {}, true, 0, false);
@@ -298,7 +298,7 @@ TEST(StepSimulator, CallsAPlanImpossibleThatDropsARandomResult) {
   EXPECT_EQ(simulator.run(plan).impossible, mask);
 }
 
-TEST(StepSimulator, OffloadsARandomResultWhereThereIsALinkAndOnlyThere) {
+TEST(Simulator, OffloadsARandomResultWhereThereIsALinkAndOnlyThere) {
   ProfileBuilder builder;
   const int x = builder.external(8);
   const int mask = builder.op("bernoulli", 1, 8, {x}, {}, true, 0, false);
@@ -335,7 +335,7 @@ struct Streaming {
   Stays plan;
 };
 
-TEST(StepSimulator, WaitsForNoStreamThatHasTheTime) {
+TEST(Simulator, WaitsForNoStreamThatHasTheTime) {
   Streaming step(4);
   const Simulator simulator(step.profile);
   const Simulation run = simulator.run(step.plan);
@@ -356,7 +356,7 @@ TEST(StepSimulator, WaitsForNoStreamThatHasTheTime) {
   }
 }
 
-TEST(StepSimulator, WaitsForAStreamThatHasNoTime) {
+TEST(Simulator, WaitsForAStreamThatHasNoTime) {
   const Streaming step(0);  // backward begins where the way out begins, and asks at once
   const Simulation run = Simulator(step.profile).run(step.plan);
   EXPECT_EQ(run.written_by[at(step.streamed)], -1);
@@ -364,7 +364,7 @@ TEST(StepSimulator, WaitsForAStreamThatHasNoTime) {
   EXPECT_EQ(run.seconds, step.profile.plain_seconds() + 2);
 }
 
-TEST(StepSimulator, HasNoMoreThanTwoStreamsOnTheirWay) {
+TEST(Simulator, HasNoMoreThanTwoStreamsOnTheirWay) {
   ProfileBuilder builder;
   const int x = builder.external(8);
   std::vector<int> results;
@@ -383,7 +383,7 @@ TEST(StepSimulator, HasNoMoreThanTwoStreamsOnTheirWay) {
   EXPECT_GT(run.seconds, 6) << "as long as six ways out";
 }
 
-TEST(StepSimulator, DoesNotOffloadWhatBackwardHasAskedForWhileTheProgramStillHadIt) {
+TEST(Simulator, DoesNotOffloadWhatBackwardHasAskedForWhileTheProgramStillHadIt) {
   ProfileBuilder builder;
   const int x = builder.external(8);
   const int held = builder.op("held", 1, 8, {x}, {}, true);
@@ -402,7 +402,7 @@ TEST(StepSimulator, DoesNotOffloadWhatBackwardHasAskedForWhileTheProgramStillHad
   EXPECT_TRUE(run.offloaded.empty() && run.replays.empty());
 }
 
-TEST(StepSimulator, NamesWhatIsAliveAtThePeakToTheByte) {
+TEST(Simulator, NamesWhatIsAliveAtThePeakToTheByte) {
   const Simulator simulator(gpt_profile(2));
   const Stays plan = keep_all(simulator.profile());
   int64_t sum = 0;
@@ -424,7 +424,7 @@ Profile chain_that_saves(int length) {
   return builder.finish();
 }
 
-TEST(StepSimulator, LooksAtEachOperatorThatRunsAgainOnlyAFewTimes) {
+TEST(Simulator, LooksAtEachOperatorThatRunsAgainOnlyAFewTimes) {
   for (const int length : {10, 100, 1000}) {
     const Simulator simulator(chain_that_saves(length));
     const Simulation run = simulator.run(Stays(simulator.profile().storages.size(), Stay::never()));
@@ -433,7 +433,7 @@ TEST(StepSimulator, LooksAtEachOperatorThatRunsAgainOnlyAFewTimes) {
   }
 }
 
-TEST(StepSimulator, IsCutShortWhereMoreRunsAgainThanIsAllowed) {
+TEST(Simulator, IsCutShortWhereMoreRunsAgainThanIsAllowed) {
   const Simulator simulator(chain_that_saves(100));
   const Stays plan(simulator.profile().storages.size(), Stay::never());
   const int64_t replayed = simulator.run(plan).replayed;

@@ -45,7 +45,7 @@ void compare_with_best(const Simulator& simulator, uint32_t seed, const Look& lo
   look(*plan_of(best), *plan_of(found), budget);
 }
 
-TEST(PlanSolver, IsWithinThreePercentOfTheBestPlanForSmallGraphs) {
+TEST(Solver, IsWithinThreePercentOfTheBestPlanForSmallGraphs) {
   int compared = 0;
   double worst = 0;
   for (uint32_t seed = 0; seed < 300 && !HasFatalFailure(); ++seed) {
@@ -64,7 +64,7 @@ OffloadLink link_of(double bytes_per_second, double seconds = 1e-4) {
   return {.out_bytes_per_second = bytes_per_second, .back_bytes_per_second = 2 * bytes_per_second, .seconds = seconds};
 }
 
-TEST(PlanSolver, IsWithinThreePercentOfTheBestPlanWhereStoragesMayBeOffloaded) {
+TEST(Solver, IsWithinThreePercentOfTheBestPlanWhereStoragesMayBeOffloaded) {
   int offloaded = 0;
   for (uint32_t seed = 0; seed < 200 && !HasFatalFailure(); ++seed) {
     Profile profile = random_profile(seed, 4 + static_cast<int>(seed % 3));
@@ -98,7 +98,7 @@ TEST(LowerBoundBytes, IsNoMoreThanTheSmallestOfAllPlansAndOftenEqual) {
   EXPECT_GT(possible, 100);
 }
 
-TEST(PlanSolver, OffloadsOverAFastLinkAndRebuildsBesideASlowOne) {
+TEST(Solver, OffloadsOverAFastLinkAndRebuildsBesideASlowOne) {
   Profile profile = gpt_profile(4);
   const auto run_with = [&](OffloadLink link) {
     profile.link = link;
@@ -119,7 +119,7 @@ TEST(PlanSolver, OffloadsOverAFastLinkAndRebuildsBesideASlowOne) {
   EXPECT_LT(fast.seconds, closed.seconds);
 }
 
-TEST(PlanSolver, KeepsItsWordAndIsNoSlowerWithMoreBytes) {
+TEST(Solver, KeepsItsWordAndIsNoSlowerWithMoreBytes) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     const Simulator simulator(random_profile(seed, 30));
     const int64_t plain = plain_peak(simulator);
@@ -149,7 +149,7 @@ TEST(PlanSolver, KeepsItsWordAndIsNoSlowerWithMoreBytes) {
   }
 }
 
-TEST(PlanSolver, HasTheSameSmallestPlanWhenTheStepIsMeasuredAgain) {
+TEST(Solver, HasTheSameSmallestPlanWhenTheStepIsMeasuredAgain) {
   constexpr SolverOptions kQuick{.work = 100'000};
   for (uint32_t seed = 0; seed < 20; ++seed) {
     const Profile profile = random_profile(seed, 40);
@@ -161,7 +161,7 @@ TEST(PlanSolver, HasTheSameSmallestPlanWhenTheStepIsMeasuredAgain) {
   }
 }
 
-TEST(PlanSolver, AnswersABudgetAgainWithoutAnotherSearch) {
+TEST(Solver, AnswersABudgetAgainWithoutAnotherSearch) {
   const Simulator simulator(gpt_profile(4));
   const int64_t budget = simulator.run(keep_all(simulator.profile())).peak_bytes / 3;
   Solver solver(simulator, {.work = 200'000});
@@ -172,7 +172,7 @@ TEST(PlanSolver, AnswersABudgetAgainWithoutAnotherSearch) {
   EXPECT_EQ(solver.simulations(), simulations);
 }
 
-TEST(PlanSolver, SaysHowManyBytesWouldDo) {
+TEST(Solver, SaysHowManyBytesWouldDo) {
   const Simulator simulator(gpt_profile(2));
   Solver solver(simulator);
   const Answer answer = solver.solve(1000);
@@ -183,7 +183,7 @@ TEST(PlanSolver, SaysHowManyBytesWouldDo) {
   EXPECT_LT(enough, plain_peak(simulator) / 2);
 }
 
-TEST(PlanSolver, SearchesNoFurtherForASmallestPlanThanTheBound) {
+TEST(Solver, SearchesNoFurtherForASmallestPlanThanTheBound) {
   int64_t one_search = 0, all = 0;
   for (uint32_t seed = 0; seed < 40; ++seed) {
     const Simulator simulator(random_profile(seed, 40));
@@ -202,7 +202,7 @@ TEST(PlanSolver, SearchesNoFurtherForASmallestPlanThanTheBound) {
 // How near the search comes to its bound where bytes and times are those of sample_profiles.h: uniform, as no machine
 // measures them. What plans of a real GPT take is measured by benchmarks only. Shares are of the activation peak: the
 // rise during the step less all gradients.
-TEST(PlanSolver, ComesWithinAPercentOfItsBoundOnAMadeUpProfileAndIsTheSameEachTime) {
+TEST(Solver, ComesWithinAPercentOfItsBoundOnAMadeUpProfileAndIsTheSameEachTime) {
   struct Row {
     int share;
     double slower;
@@ -223,7 +223,7 @@ TEST(PlanSolver, ComesWithinAPercentOfItsBoundOnAMadeUpProfileAndIsTheSameEachTi
   }
 }
 
-TEST(PlanSolver, PlansFortyEightBlocksWithinItsWork) {
+TEST(Solver, PlansFortyEightBlocksWithinItsWork) {
   const Simulator simulator(gpt_profile(48));
   Solver solver(simulator);
   const Answer answer = solver.solve(percent(plain_peak(simulator), 40));
@@ -231,7 +231,7 @@ TEST(PlanSolver, PlansFortyEightBlocksWithinItsWork) {
   EXPECT_LT(plan_of(answer)->gap(), 0.02);
 }
 
-TEST(PlanSolver, TakesAsManyStepsForALongChainAsItsWorkAllows) {
+TEST(Solver, TakesAsManyStepsForALongChainAsItsWorkAllows) {
   for (const int length : {250, 1500}) {
     const Simulator simulator(deep_chain(length));
     const SolverOptions options{.work = 200'000};
@@ -243,7 +243,7 @@ TEST(PlanSolver, TakesAsManyStepsForALongChainAsItsWorkAllows) {
   }
 }
 
-TEST(RematPlan, ReadsBackAsItWasWrittenAndExplainsItself) {
+TEST(Solution, ReadsBackAsItWasWrittenAndExplainsItself) {
   const Simulator simulator(gpt_profile(3));
   Solver solver(simulator);
   const Solution plan = std::get<Solution>(solver.solve(percent(plain_peak(simulator), 60)));
@@ -253,7 +253,7 @@ TEST(RematPlan, ReadsBackAsItWasWrittenAndExplainsItself) {
               ::testing::AllOf(HasSubstr("gelu"), HasSubstr("alive at the peak"), ::testing::Not(HasSubstr("disk"))));
 }
 
-TEST(RematPlan, IsWrittenAsOneNumberForEachStorage) {
+TEST(Solution, IsWrittenAsOneNumberForEachStorage) {
   const Solution plan{
       .stays = {Stay::streamed(), Stay::offloaded(), Stay::kept(), Stay::once_rebuilt(), Stay::from(7), Stay::never()}};
   const std::string text = plan.to_json();
@@ -262,7 +262,7 @@ TEST(RematPlan, IsWrittenAsOneNumberForEachStorage) {
   EXPECT_THROW(Solution::from_json(std::string(text).replace(text.find("-3"), 2, "-4")), ConfigError);
 }
 
-TEST(RematPlan, SaysWhatGoesToDisk) {
+TEST(Solution, SaysWhatGoesToDisk) {
   Profile profile = gpt_profile(3);
   profile.link = link_of(1e14);
   const Simulator simulator(std::move(profile));

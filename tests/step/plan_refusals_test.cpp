@@ -1,7 +1,12 @@
 // Where a budget is refused: what is thrown, and what the next step makes of it.
 
+#include <algorithm>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -94,6 +99,56 @@ TEST(PlanRefusals, OfAWindowAreOfThatOneAlone) {
     ASSERT_TRUE(result && result->stepped());
     EXPECT_LE(result->peak_bytes, windows.stepper->plan()->budget_bytes);
   }
+}
+
+// Of a plan for later windows.
+TEST(PlanRefusals, OfAWindowDoNotHideAnErrorOfTheLoss) {
+  struct Stop : std::exception {};
+  const int64_t room = room_for_windows();
+  const Batch small = make_batch(kSmall), large = make_batch(kLarge);
+  Windows windows;
+  windows.begin(room);
+  windows.accumulate(small);
+  const Tensor weight = windows.model->parameters()[0];
+  const auto has_gradient = [&] {  // by no operator, which the plan would see
+    const Tensor& gradient = weight.grad();
+    const float* first = gradient.defined() ? gradient.const_data_ptr<float>() : nullptr;
+    return gradient.defined() && std::any_of(first, first + gradient.numel(), [](float one) { return one != 0; });
+  };
+  EXPECT_TRUE(has_gradient());
+  const auto stop_without_window = [&](const Batch& micro) {
+    if (micro.size() == kLarge && !has_gradient()) {
+      throw Stop();
+    }
+    return Loss::mean(torch::mse_loss(windows.model->forward(micro[0]), micro[1]), micro.size());
+  };
+  EXPECT_THROW(windows.stepper->accumulate(large, stop_without_window), Stop);
+  EXPECT_FALSE(has_gradient());
+  windows.accumulate(small);
+  EXPECT_TRUE(windows.accumulate(small)) << "another window";
+}
+
+// More than the budget may not be alive to find the number out. 0: unknown.
+TEST(PlanRefusals, NameNoBudgetWhereNothingOfTheStepRunsAndSayWhy) {
+  const auto refused = [](const Batch& batch, const std::function<nn::Sequential()>& make, int64_t room) {
+    PlannedTraining run({}, make());
+    Stepper stepper(run.model, run.optimizer, {.budget = {.memory = Bytes(live() + room)}});
+    try {
+      stepper.step(batch, [&](const Batch& micro) { return run.loss_of(micro); });
+    } catch (const BudgetExceeded& error) {
+      return std::pair(error.smallest_feasible().count(), std::string(error.what()));
+    }
+    ADD_FAILURE() << "a step";
+    return std::pair(int64_t{-1}, std::string());
+  };
+  const int64_t weights = testing::bytes_of(deep()->parameters());
+  const auto [least, of_model] = refused(make_batch(8), [] { return deep(); }, weights);
+  EXPECT_EQ(least, 0);
+  EXPECT_THAT(of_model, HasSubstr("weights, gradients, the optimizer's state and what an update takes are"));
+  const int64_t result = 4 * kWidth * 8192;  // of an item; an operator has an operand and a result
+  const auto [of_items, item] = refused(two_large_items(), [] { return very_deep(); }, result * 3 / 2);
+  EXPECT_EQ(of_items, 0);
+  EXPECT_THAT(item, HasSubstr("how much is not known"));
 }
 
 }  // namespace

@@ -1,20 +1,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/adamw.h"
-#include "snug/core.h"
 #include "snug/memory.h"
-#include "snug/stepper.h"
 #include "src/core/optimizer_capabilities.h"
-#include "tests/support/small_models.h"
-#include "tests/support/tensors.h"
 
 // What an optimizer's step allocates is foretold; for optimizers that snug does not know it is found out.
 
@@ -22,8 +15,6 @@ namespace snug::step_bytes_test {
 namespace {
 
 namespace optim = torch::optim;
-using testing::clones_of;
-using testing::same_bits;
 using torch::Tensor;
 using Parameters = std::vector<Tensor>;
 using Make = std::function<std::unique_ptr<optim::Optimizer>(const Parameters&)>;
@@ -75,66 +66,6 @@ TEST(OptimizerBytes, OfTorchsOptimizersAreWhatTheirStepsTake) {
       }
     }
   }
-}
-
-// Hands gradients on, as a program does that has an optimizer for each of its tensors. Has torch's options all the
-// same.
-struct Several : optim::Optimizer {
-  std::vector<std::unique_ptr<optim::Adam>> all;
-
-  explicit Several(const Parameters& parameters) : Optimizer(parameters, std::make_unique<optim::AdamOptions>()) {
-    for (const Tensor& parameter : parameters) {
-      all.push_back(std::make_unique<optim::Adam>(Parameters{parameter}, 1e-3));
-    }
-  }
-  Tensor step(LossClosure /*closure*/ = nullptr) override {
-    for (auto& optimizer : all) {
-      optimizer->step();
-    }
-    return {};
-  }
-};
-
-struct SeveralWithState : Several, StatefulOptimizer {
-  using Several::Several;
-  StateDict state_dict() const override { return {}; }
-  void load_state_dict(const StateDict& /*state*/) override {}
-};
-
-TEST(OptimizerBytes, StateThatAnotherOptimizerHasIsNotCountedAsToCome) {
-  const Parameters parameters{torch::ones({100}).requires_grad_()};
-  const Several several(parameters);
-  EXPECT_EQ(detail::state_bytes_to_come(several), 0);
-  EXPECT_FALSE(detail::knows_state_to_come(several));
-  EXPECT_FALSE(detail::knows_state_to_come(SeveralWithState(parameters)));
-  EXPECT_TRUE(detail::knows_state_to_come(AdamW(parameters)));
-}
-
-// Gradients fit, but not the state that the first update makes.
-TEST(OptimizerBytes, AnUpdateThatMakesStateNobodyKnewOfIsNotLeftHalfMade) {
-  const Batch batch{torch::ones({2, 256}), torch::ones({2, 256})};
-  const auto train = [&](bool limited) {
-    auto model = testing::make_mlp({256, 256, 256});
-    Several optimizer(model->parameters());
-    int64_t weights = 0;
-    for (const Tensor& parameter : model->parameters()) {
-      weights += static_cast<int64_t>(parameter.nbytes());
-    }
-    StepperOptions options;
-    if (limited) {
-      options.budget.memory = Bytes(live_bytes(torch::kCPU).count() + 14 * weights / 5);
-    }
-    Stepper stepper(model, optimizer, options);
-    const auto loss_of = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };
-    EXPECT_TRUE(stepper.step(batch, loss_of).stepped());
-    auto after = clones_of(model->parameters());
-    if (limited) {
-      EXPECT_THROW(stepper.step(batch, loss_of), BudgetExceeded) << "by now it is known";
-      EXPECT_TRUE(same_bits(clones_of(model->parameters()), after));
-    }
-    return after;
-  };
-  EXPECT_TRUE(same_bits(train(true), train(false)));
 }
 
 }  // namespace

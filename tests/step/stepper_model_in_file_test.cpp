@@ -28,11 +28,13 @@
 #include "tests/support/random_model.h"
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/tensors.h"
 
 namespace snug::stepper_model_in_file_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::bits_of;
 using testing::FailingAllocation;
 using testing::for_each_failing_allocation;
 using ::testing::HasSubstr;
@@ -55,15 +57,6 @@ nn::Sequential wide() { return make_mlp({32, 512, 512, 512, 512, 512, 512, 512, 
 
 StepperOptions options(Bytes budget, const TemporaryFolder& folder) {
   return {.budget = {.memory = budget, .offload = folder.path()}};
-}
-
-// In memory that no budget counts.
-std::string bits_of(const std::vector<Tensor>& tensors) {
-  std::string bits;
-  for (const Tensor& tensor : tensors) {
-    bits.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
-  }
-  return bits;
 }
 
 std::string plain_training(const Batch& batch, StepperOptions with, int steps) {

@@ -11,6 +11,7 @@
 #include "snug/core.h"
 #include "snug/stepper.h"
 #include "src/step/step_planner.h"
+#include "src/step/step_trials.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/failing_allocations.h"
 
@@ -200,6 +201,34 @@ TEST(StepPlanner, HasTheFirstPlanAgainAfterAStepWasGivenUp) {
   planner.settle(detail::PlanEvent::Made);
   planner.give_up();  // another step
   EXPECT_EQ(planner.plan(step)->choice, made);
+}
+
+// The whole batch does not run, so its needs are those of its parts.
+TEST(StepTrials, NameABudgetWithTheBytesThatAreLeftFreeWhereOnlyPartsOfTheBatchRun) {
+  const Tensor weight = torch::full({256}, 0.5, torch::requires_grad());
+  LayersToPlan layers(weight, [](const Tensor& x) {
+    TORCH_CHECK(x.size(0) < 64, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)");
+    return x.sigmoid();
+  });
+  detail::StepToPlan step = layers.step();
+  step.micro_batch = step.counts.batch;
+  const detail::PlanLimits limits{.budget = 64 << 10};
+  const auto named = [&](detail::StepTrials& trials) {
+    trials.run(step, nullptr);
+    try {
+      trials.choose(step, nullptr, 0);
+    } catch (const BudgetExceeded& error) {
+      return error.smallest_feasible().count();
+    }
+    ADD_FAILURE() << "a plan";
+    return int64_t{0};
+  };
+  detail::StepTrials trials(step, limits, Place::Memory), with_room(step, limits, Place::Memory);
+  ASSERT_TRUE(with_room.leave_more_free());
+  const int64_t left_free = with_room.counts().left_free, least = named(trials);
+  ASSERT_GT(left_free, 0);
+  EXPECT_GT(least, limits.budget);
+  EXPECT_EQ(named(with_room), least + left_free);
 }
 
 TEST(StepPlanner, GoesOnToLessThanOtherRanksTakeWhereThatCannotBeComputedAgain) {

@@ -19,6 +19,7 @@
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/tensors.h"
 
 // Under a memory budget with offload, whether the optimizer's state is in memory or in a file is a part of the plan.
 
@@ -26,6 +27,7 @@ namespace snug::stepper_state_in_file_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::bits_of;
 using ::testing::HasSubstr;
 using testing::is_in_file;
 using testing::make_mlp;
@@ -49,15 +51,6 @@ Bytes ample() { return Bytes(live() + 4 * kState.count()); }
 // The micro-batch is given: else measured times choose it.
 StepperOptions options(Bytes budget, const TemporaryFolder& folder) {
   return {.micro_batch = 16, .budget = {.memory = budget, .offload = folder.path()}};
-}
-
-// The bits of tensors, in memory that no budget counts.
-std::string bits_of(const std::vector<Tensor>& tensors) {
-  std::string bits;
-  for (const Tensor& tensor : tensors) {
-    bits.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
-  }
-  return bits;
 }
 
 std::string plain_training(const Batch& batch, int steps) {

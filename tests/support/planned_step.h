@@ -82,7 +82,7 @@ class Step {
     }
     const auto buffers = model_.module->buffers();
     for (size_t i = 0; i < buffers.size(); ++i) {
-      buffers[i].copy_(buffers_[i]);
+      overwrite(buffers[i], buffers_[i]);
     }
     model_.kept->clear();  // a prediction is for steps that begin without them
     torch::manual_seed(1);

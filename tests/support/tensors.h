@@ -81,6 +81,30 @@ inline std::vector<Tensor> clones_of(const std::vector<Tensor>& tensors) {
   return copies;
 }
 
+/// The bytes of the elements, tensor after tensor, in memory that no budget counts. Elements that lie on the same
+/// memory, as expand() makes, are repeated.
+inline std::string bits_of(const std::vector<Tensor>& tensors) {
+  std::string bits;
+  for (const Tensor& tensor : tensors) {
+    const Tensor dense = tensor.detach().contiguous();
+    bits.append(static_cast<const char*>(dense.const_data_ptr()), dense.nbytes());
+  }
+  return bits;
+}
+
+/// Writes `values` to the memory of `target`. Elements that lie on the same memory, as expand() makes, are written
+/// once; copy_() refuses such tensors.
+inline void overwrite(Tensor target, Tensor values) {
+  const torch::NoGradGuard no_grad;
+  for (int64_t dim = 0; target.layout() == torch::kStrided && dim < target.dim(); ++dim) {
+    if (target.stride(dim) == 0 && target.size(dim) > 1) {
+      target = target.narrow(dim, 0, 1);
+      values = values.narrow(dim, 0, 1);
+    }
+  }
+  target.copy_(values);
+}
+
 inline std::vector<Tensor> gradients_of(const std::vector<Tensor>& parameters) {
   std::vector<Tensor> gradients;
   for (const Tensor& parameter : parameters) {
