@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <string_view>
 
-#include <ATen/DeviceAccelerator.h>
-
 #include "program/run/device.h"
 
 namespace snug::benchmarks {
@@ -22,13 +20,6 @@ inline c10::Device take_device(int& argc, char** argv) {
   std::rotate(found, found + 2, end);
   argc -= 2;
   return device;
-}
-
-/// Waits until the device has done what it was given.
-inline void wait_for(c10::Device device) {
-  if (!device.is_cpu()) {
-    at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex());
-  }
 }
 
 }  // namespace snug::benchmarks

@@ -9,11 +9,12 @@
 
 #include "benchmarks/device.h"
 #include "benchmarks/serve.h"
-#include "program/compare/two_tasks.h"
+#include "program/measure/measure.h"
+#include "program/measure/two_tasks.h"
 
 namespace {
 
-using namespace snug::cli;
+using namespace snug::measure;
 
 snug::benchmarks::Prepare epochs(snug::Precision precision, c10::Device device) {
   return [=]() -> std::function<void()> {
@@ -38,5 +39,5 @@ int main(int argc, char** argv) {
   const c10::Device device = snug::benchmarks::take_device(argc, argv);
   return snug::benchmarks::serve(
       {{"float32", epochs(snug::Precision::Float32, device)}, {"float16", epochs(snug::Precision::Float16, device)}},
-      [device] { snug::benchmarks::wait_for(device); });
+      [device] { wait_for(device); });
 }

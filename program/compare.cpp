@@ -15,8 +15,8 @@
 #include "program/command.h"
 #include "program/compare/comparison_page.h"
 #include "program/compare/experiment.h"
-#include "program/compare/measure.h"
 #include "program/datasets/digits.h"
+#include "program/measure/measure.h"
 #include "program/run/device.h"
 #include "snug/core.h"
 #include "snug/distributed/launch_environment.h"
@@ -182,7 +182,7 @@ void run_compare(Flags& flags) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);        // output that goes to a file can be watched
   std::filesystem::create_directories(flags.out);  // at once, not after an hour of measuring
   ComparisonPage page{.title = "Training under limits, side by side",
-                      .subtitle = machine(flags.experiments.device) + left_out(flags)};
+                      .subtitle = measure::machine(flags.experiments.device) + left_out(flags)};
   fmt::print("{}\n", page.subtitle);
   const std::filesystem::path file = std::filesystem::path(flags.out) / "index.html";
   for (const Experiment& experiment : experiments) {

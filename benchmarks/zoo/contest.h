@@ -3,7 +3,6 @@
 // compared with those of a plain step, and its time with that of a plain step beside it.
 
 #include <algorithm>
-#include <ctime>
 #include <functional>
 #include <map>
 #include <optional>
@@ -14,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "benchmarks/zoo/entry.h"
+#include "program/measure/measure.h"
 #include "snug/checkpoint.h"
 #include "snug/core.h"
 #include "snug/memory.h"
@@ -45,12 +45,7 @@ struct Way {
   double ratio() const { return ratios.empty() ? 0 : ratios[ratios.size() / 2]; }
 };
 
-/// Of the processor: what else runs on the machine has less to do with them than with the time of a clock.
-inline double seconds_of(const std::function<void()>& work) {
-  const std::clock_t start = std::clock();
-  work();
-  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-}
+inline double seconds_of(const std::function<void()>& work) { return measure::busy_seconds_of(torch::kCPU, work); }
 
 class Contest {
  public:
@@ -210,11 +205,7 @@ class Contest {
     ways.push_back(std::move(way));
   }
 
-  void drop_gradients() {
-    for (Tensor& leaf : leaves_) {
-      leaf.mutable_grad() = Tensor();
-    }
-  }
+  void drop_gradients() { measure::drop_gradients(leaves_); }
 
   Tensor step(Way& way) {
     drop_gradients();
@@ -259,10 +250,7 @@ class Contest {
     for (const Tensor& leaf : leaves_) {
       bits.push_back(leaf.grad());
     }
-    const std::vector<Tensor>& right = bits_.try_emplace(way.micro_batches, bits).first->second;
-    way.same_bits = std::equal(bits.begin(), bits.end(), right.begin(), [](const Tensor& a, const Tensor& b) {
-      return a.defined() == b.defined() && (!a.defined() || a.equal(b));
-    });
+    way.same_bits = measure::same_bits(bits, bits_.try_emplace(way.micro_batches, bits).first->second);
   }
 
   Entry entry_;

@@ -12,12 +12,14 @@
 #include <torch/torch.h>
 
 #include "program/compare/experiment.h"
-#include "program/compare/measure.h"
 #include "program/compare/python_peer.h"
 #include "program/compare/sin_cos_width.h"
-#include "program/compare/two_tasks.h"
+#include "program/measure/measure.h"
+#include "program/measure/two_tasks.h"
 
 namespace snug::cli {
+
+using namespace measure;
 
 namespace {
 
