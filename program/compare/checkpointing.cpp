@@ -296,16 +296,17 @@ Exhibit peak_over_depth(const CompareFlags& flags) {
       curve.name = title.substr(0, title.find(" = "));  // "sqrt(n) = 3 segments": the number depends on the depth
       curve.drawn = Drawn::LineAndPoints;
       curve.x.push_back(static_cast<double>(depth));
-      curve.y.push_back(static_cast<double>(
-          bytes_of_step(model.parameters(), [&] { forward_under(techniques[i], model, input).backward(); })
-              .activations));
+      curve.y.push_back(static_cast<double>(bytes_of_step(model.parameters(), [&] {
+                                              forward_under(techniques[i], model, input).backward();
+                                            }).activations));
     }
   }
-  return {.file = "checkpointing-depth",
-          .title = "Activation peak over depth",
-          .caption = "both axes logarithmic",
-          .made = fmt::format("A GPT {} wide, {} x {} tokens, FP32; counted by the allocator.", kWidth, kBatch, kContext),
-          .content = plot};
+  return {
+      .file = "checkpointing-depth",
+      .title = "Activation peak over depth",
+      .caption = "both axes logarithmic",
+      .made = fmt::format("A GPT {} wide, {} x {} tokens, FP32; counted by the allocator.", kWidth, kBatch, kContext),
+      .content = plot};
 }
 
 // Compares the automatic plans with the techniques by hand that give the same gradients and take fewer bytes than plain

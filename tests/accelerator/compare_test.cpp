@@ -108,7 +108,7 @@ TEST(CompareOnTheSimulatedDevice, ChangesNoBitByKeepingLess) {
 
 TEST(CompareOnTheSimulatedDevice, RefusesWhatIsForTheCpu) {
   const TemporaryFolder folder;
-  for (const std::string options : {"data-parallel", "sin-cos --python python3", "python --results results.md"}) {
+  for (const std::string options : {"data-parallel", "python --results results.md"}) {
     EXPECT_THAT([&] { compare(folder / "page", options + " --device " + name_of_device()); },
                 ThrowsMessage<ConfigError>(
                     AllOf(HasSubstr("compare: "), HasSubstr("CPU"), HasSubstr("without --device " + name_of_device()))))
