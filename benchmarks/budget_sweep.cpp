@@ -4,10 +4,10 @@
 //
 // usage: budget_sweep gpt|gpt-tiny|gpt-base|resnet PAIRS [PER_CENTS] [--device DEVICE]
 //
-// peak: how far memory rises above its level before the step, less the bytes of all gradients. time: of a step (on the
-// CPU the processor's), as the median of PAIRS ratios to one that keeps everything; the two take turns. "keep
-// everything" is that step against itself. PER_CENTS, such as 50,25,9: only plans for these shares of the peak, each
-// explained on standard error.
+// - peak: the rise of memory above the level before the step, less the bytes of all gradients
+// - time: the median of PAIRS ratios of a step's time (on the CPU the processor's) to the time of a step that keeps
+//   everything; the two steps take turns. "keep everything" is that step against that step
+// - PER_CENTS, such as 50,25,9: only plans for these shares of the peak, each explained on standard error
 
 #include <algorithm>
 #include <functional>
@@ -25,9 +25,9 @@
 #include "program/measure/deep_models.h"
 #include "program/measure/measure.h"
 #include "program/measure/plans.h"
-#include "snug/checkpoint.h"
 #include "snug/core.h"
 #include "snug/plan.h"
+#include "snug/sliced.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 
@@ -75,7 +75,7 @@ class Sweep {
   }
 
  private:
-  // The share that some items have in the batch's mean loss.
+  // The share of some items in the batch's mean loss.
   Tensor loss(const RunLayers& run, int64_t first, int64_t items) const {
     return model_.loss(input_.narrow(0, first, items), [&](Tensor x) { return run(model_.layers, std::move(x)); }) *
            (static_cast<double>(items) / static_cast<double>(model_.batch));
@@ -91,7 +91,7 @@ class Sweep {
     };
   }
 
-  // Within these peaks and these shares of what keeping everything takes, down to the smallest budget that is feasible.
+  // Plans within these peaks, and within these shares of the plain peak, down to the smallest feasible budget.
   void automatic(std::vector<int64_t> peaks, const std::vector<int>& per_cents) {
     const std::function<Tensor()> forward = [this] { return loss(measure::in_order, 0, model_.batch); };
     const int64_t gradients = measure::bytes_of(parameters_), most = peak_of(plain_);

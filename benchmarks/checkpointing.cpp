@@ -1,6 +1,9 @@
-// Recomputation: what a region costs when there is next to nothing in it, and what a plan adds to an operator; a GPT
-// with every block in a region, without and with the results of matrix products kept, and under plans; and the search
-// for a plan. See script/bench. Standard error has the GPT's bytes.
+// Times of recomputation; see script/bench. Standard error has the GPT's bytes.
+//
+//   tiny_...               a region of one operator of one number
+//   gpt_...                a GPT: plain; each block as a region, without and with kept matrix products; under plans
+//   operators_...          1,000 small operators, plain and under a plan
+//   search_48, curve_48    searches for a plan, and for ten plans
 
 #include <cstdio>
 #include <functional>
@@ -107,7 +110,7 @@ int64_t peak_of_every_block(GptStep& step) {
   return peak;
 }
 
-// Forward through 1,000 operators with next to no work in them, each of which backward needs the input of.
+// Forward through 1,000 small operators. Backward needs the input of each operator.
 Tensor small_operators(Tensor x) {
   for (int i = 0; i < 1000; ++i) {
     x = x.sin();
@@ -135,7 +138,7 @@ std::function<void()> operators_planned() {
   return [step = measure::under_plan(forward, plan)] { step(); };
 }
 
-// 48 blocks. A plan depends on the number of operators, not on their size.
+// 48 blocks. A plan depends on the number of operators, not on the operators' sizes.
 snug::plan::Profile profile_48() {
   const DeepModel model = measure::deep_gpt(/*layers=*/48, /*width=*/64, /*context=*/64, /*batch=*/1);
   const Tensor tokens = model.input(model.batch);

@@ -30,7 +30,7 @@ using snug::ProcessGroup;
 using snug::measure::ParallelGpt;
 using torch::Tensor;
 
-// This process becomes rank 0; its child is rank 1.
+// This process becomes rank 0, and a child process rank 1.
 void become_two_ranks(char** argv) {
   if (std::getenv("RANK") != nullptr) {
     return;

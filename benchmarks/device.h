@@ -8,7 +8,7 @@
 
 namespace snug::benchmarks {
 
-/// Takes --device and its value out of the arguments, and makes that device the current one.
+/// Takes --device and the value out of the arguments, and makes the device current.
 inline c10::Device take_device(int& argc, char** argv) {
   char** const end = argv + argc;
   char** const found = std::find(argv, end, std::string_view("--device"));

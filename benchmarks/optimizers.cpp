@@ -37,7 +37,7 @@ auto plain_step(int64_t d, Options options, c10::Device device, torch::ScalarTyp
   };
 }
 
-// What a step under loss scaling does, without the host ever asking.
+// A step under loss scaling. The host never waits for a value of the device.
 template <class Optimizer, class Options>
 auto scaled_step(int64_t d, Options options, bool clip, c10::Device device) {
   return [=]() -> std::function<void()> {

@@ -1,5 +1,5 @@
 // Plans of a GPT's step on a device, with LibTorch's deterministic kernels, as one line of JSON: whether gradients have
-// the bits of plain training, and the peaks of allocated and of reserved bytes beside the predicted one.
+// the bits of plain training, and the predicted peak beside the peaks of allocated and of reserved bytes.
 //
 // usage: planned_gpt gpt-tiny|gpt-small|gpt-base SEQUENCES [--device DEVICE]
 //
@@ -68,7 +68,7 @@ class PlannedGpt {
         {"predicted", predicted}, {"allocated", meter.report().peak_bytes}, {"reserved", reserved() - reserved_before}};
   }
 
-  // On the CPU, so that the gradients take no memory of the device.
+  // Copies on the CPU, which take no memory of the device.
   std::vector<Tensor> take_gradients() {
     std::vector<Tensor> gradients;
     for (const Tensor& gradient : measure::gradients_of(model_.parameters())) {

@@ -61,7 +61,7 @@ struct Outcome {
   int64_t peak_bytes;
 };
 
-// Two steps, so that running statistics that moved too often show.
+// Two steps, and the buffers after the steps: running statistics must move once in each step.
 Outcome two_steps(uint64_t seed, const Way* way) {
   const snug::testing::RandomModel model = snug::testing::random_model(seed);
   Outcome outcome{};

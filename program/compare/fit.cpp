@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
