@@ -1,19 +1,25 @@
-// Recomputation: what a region costs when there is next to nothing in it, and what a plan adds to an operator; a GPT
-// with every block in a region, without and with the results of matrix products kept, and under plans; and the search
-// for a plan. See script/bench. On standard error it tells the GPT's bytes.
+// Times of recomputation; see script/bench. Standard error has the GPT's bytes.
+//
+//   tiny_...               a region of one operator of one number
+//   gpt_...                a GPT: plain; each block as a region, without and with kept matrix products; under plans
+//   operators_...          1,000 small operators, plain and under a plan
+//   search_48, curve_48    searches for a plan, and for ten plans
 
 #include <cstdio>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include <fmt/format.h>
 #include <torch/torch.h>
 
 #include "benchmarks/serve.h"
-#include "program/models/gpt.h"
+#include "program/measure/deep_models.h"
+#include "program/measure/measure.h"
+#include "program/measure/plans.h"
 #include "snug/checkpoint.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
@@ -23,6 +29,9 @@
 
 namespace {
 
+namespace measure = snug::measure;
+using measure::DeepModel;
+using measure::StepBytes;
 using torch::Tensor;
 
 // Forward and backward of one sine of one number.
@@ -36,42 +45,26 @@ auto tiny(Call call) {
 
 // 12 blocks, d = 256, 4 x 256 tokens, FP32: forward and backward. In the order of benchmarks/peers/checkpointing.py.
 struct GptStep {
-  snug::Gpt model{snug::GptOptions{.vocab = 256, .context = 256, .layers = 12, .heads = 8, .width = 256}};
-  Tensor tokens = torch::randint(256, {4, 256});
+  DeepModel model = measure::deep_gpt(/*layers=*/12, /*width=*/256, /*context=*/256, /*batch=*/4);
+  Tensor tokens = model.input(model.batch);
+  // Of the blocks; no options: the blocks are not checkpointed.
+  std::optional<snug::CheckpointOptions> each_block = {};
 
-  Tensor loss() { return torch::nn::functional::cross_entropy(model->forward(tokens).flatten(0, 1), tokens.flatten()); }
-  void checkpoint_blocks(const snug::CheckpointOptions& options) {
-    model->set_block_runner(
-        [=](const auto& block, Tensor x) { return snug::checkpoint(options, block, std::move(x)); });
+  Tensor loss() const {
+    return model.loss(tokens, [&](Tensor x) {
+      return each_block ? measure::each_checkpointed(model.layers, std::move(x), *each_block)
+                        : measure::in_order(model.layers, std::move(x));
+    });
   }
-  int64_t gradient_bytes() const {
-    int64_t bytes = 0;
-    for (const Tensor& parameter : model->parameters()) {
-      bytes += static_cast<int64_t>(parameter.nbytes());
-    }
-    return bytes;
-  }
-  // Above the level before the step, gradients included.
-  int64_t peak_bytes() {
-    model->zero_grad();
-    const snug::MemoryMeter meter;
-    loss().backward();
-    model->zero_grad();
-    return meter.report().peak_bytes;
+  StepBytes bytes() const {
+    return measure::bytes_of_step(model.parameters(), [&] { loss().backward(); });
   }
 };
 
-std::shared_ptr<GptStep> gpt_step() {
-  torch::manual_seed(1);
-  return std::make_shared<GptStep>();
-}
-
 auto gpt(const std::string& name, const std::optional<snug::CheckpointOptions>& each_block) {
   return [=]() -> std::function<void()> {
-    const auto step = gpt_step();
-    if (each_block) {
-      step->checkpoint_blocks(*each_block);
-    }
+    const auto step = std::make_shared<GptStep>();
+    step->each_block = each_block;
     {
       const snug::MemoryMeter meter;
       const Tensor held = step->loss();
@@ -79,51 +72,45 @@ auto gpt(const std::string& name, const std::optional<snug::CheckpointOptions>& 
                    static_cast<double>(meter.report().live_bytes) / (1 << 20));
     }
     return [step] {
-      step->model->zero_grad();
+      measure::drop_gradients(step->model.parameters());
       step->loss().backward();
     };
   };
 }
 
-// The same under a plan, whose bytes `budget_of` tells: the peak that it may reach, gradients included.
+// The same under a plan. `budget_of` tells the peak that the plan may reach, gradients included.
 auto planned(const std::string& name, const std::function<int64_t(GptStep&)>& budget_of) {
   return [=]() -> std::function<void()> {
-    const auto step = gpt_step();
+    const auto step = std::make_shared<GptStep>();
     const snug::Bytes budget(budget_of(*step));
+    measure::drop_gradients(step->model.parameters());
     const snug::ActivationPlan plan = snug::plan_activations([&] { return step->loss(); }, budget);
-    const auto run = [step, plan] {
-      step->model->zero_grad();
-      Tensor loss;
-      {
-        const snug::Rematerialize scope(plan);
-        loss = step->loss();
-      }
-      loss.backward();
+    const auto forward = measure::under_plan([step] { return step->loss(); }, plan);
+    const StepBytes bytes = measure::bytes_of_step(step->model.parameters(), [&] { forward().backward(); });
+    fmt::print(stderr, "{}: peak {} bytes, predicted {}, allowed {}\n", name, bytes.peak, plan.predicted_peak_bytes,
+               budget.count());
+    return [step, forward] {
+      measure::drop_gradients(step->model.parameters());
+      forward().backward();
     };
-    step->model->zero_grad();
-    const snug::MemoryMeter meter;
-    run();
-    fmt::print(stderr, "{}: peak {} bytes, predicted {}, allowed {}\n", name, meter.report().peak_bytes,
-               plan.predicted_peak_bytes, budget.count());
-    return run;
   };
 }
 
 auto planned_for_share(const std::string& name, double share) {
-  return planned(name, [share](GptStep& step) {
-    const int64_t gradients = step.gradient_bytes();
-    return gradients + static_cast<int64_t>(share * static_cast<double>(step.peak_bytes() - gradients));
+  return planned(name, [share](const GptStep& step) {
+    const StepBytes plain = step.bytes();
+    return plain.peak - plain.activations + static_cast<int64_t>(share * static_cast<double>(plain.activations));
   });
 }
 
 int64_t peak_of_every_block(GptStep& step) {
-  step.checkpoint_blocks({});
-  const int64_t peak = step.peak_bytes();
-  step.model->set_block_runner({});
+  step.each_block.emplace();
+  const int64_t peak = step.bytes().peak;
+  step.each_block.reset();
   return peak;
 }
 
-// Forward through 1,000 operators with next to no work in them, each of which backward needs the input of.
+// Forward through 1,000 small operators. Backward needs the input of each operator.
 Tensor small_operators(Tensor x) {
   for (int i = 0; i < 1000; ++i) {
     x = x.sin();
@@ -148,18 +135,15 @@ std::function<void()> operators_planned() {
   const snug::plan::Profile profile = snug::detail::profile_step(forward);
   const snug::ActivationPlan plan =
       snug::detail::unverified_plan(profile, snug::Bytes(middle_budget(snug::plan::Simulator(profile))));
-  return [forward, plan] {
-    const snug::Rematerialize scope(plan);
-    forward();
-  };
+  return [step = measure::under_plan(forward, plan)] { step(); };
 }
 
-// 48 blocks. A plan depends on the number of operators, not on their size.
+// 48 blocks. A plan depends on the number of operators, not on the operators' sizes.
 snug::plan::Profile profile_48() {
-  snug::Gpt model(snug::GptOptions{.vocab = 256, .context = 64, .layers = 48, .heads = 2, .width = 64});
-  const Tensor tokens = torch::randint(256, {1, 64});
+  const DeepModel model = measure::deep_gpt(/*layers=*/48, /*width=*/64, /*context=*/64, /*batch=*/1);
+  const Tensor tokens = model.input(model.batch);
   return snug::detail::profile_step(
-      [&] { return torch::nn::functional::cross_entropy(model->forward(tokens).flatten(0, 1), tokens.flatten()); });
+      [&] { return model.loss(tokens, [&](Tensor x) { return measure::in_order(model.layers, std::move(x)); }); });
 }
 
 // Ten budgets.

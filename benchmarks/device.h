@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <string_view>
 
-#include <ATen/DeviceAccelerator.h>
-
 #include "program/run/device.h"
 
 namespace snug::benchmarks {
 
-/// Takes --device and its value out of the arguments, and makes that device the current one.
+/// Takes --device and the value out of the arguments, and makes the device current.
 inline c10::Device take_device(int& argc, char** argv) {
   char** const end = argv + argc;
   char** const found = std::find(argv, end, std::string_view("--device"));
@@ -22,13 +20,6 @@ inline c10::Device take_device(int& argc, char** argv) {
   std::rotate(found, found + 2, end);
   argc -= 2;
   return device;
-}
-
-/// Waits until the device has done what it was given.
-inline void wait_for(c10::Device device) {
-  if (!device.is_cpu()) {
-    at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex());
-  }
 }
 
 }  // namespace snug::benchmarks

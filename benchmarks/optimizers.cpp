@@ -10,6 +10,7 @@
 #include "benchmarks/device.h"
 #include "benchmarks/gpt_parameters.h"
 #include "benchmarks/serve.h"
+#include "program/measure/measure.h"
 #include "snug/adamw.h"
 #include "snug/clip.h"
 #include "snug/grad_scaler.h"
@@ -36,7 +37,7 @@ auto plain_step(int64_t d, Options options, c10::Device device, torch::ScalarTyp
   };
 }
 
-// What a step under loss scaling does, without the host ever asking.
+// A step under loss scaling. The host never waits for a value of the device.
 template <class Optimizer, class Options>
 auto scaled_step(int64_t d, Options options, bool clip, c10::Device device) {
   return [=]() -> std::function<void()> {
@@ -72,5 +73,5 @@ int main(int argc, char** argv) {
     cases["snug_adamw_scaler" + size] = scaled_step<snug::AdamW>(d, options, false, device);
     cases["snug_adamw_unscale_clip" + size] = scaled_step<snug::AdamW>(d, options, true, device);
   }
-  return snug::benchmarks::serve(cases, [device] { snug::benchmarks::wait_for(device); });
+  return snug::benchmarks::serve(cases, [device] { snug::measure::wait_for(device); });
 }

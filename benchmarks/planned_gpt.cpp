@@ -1,13 +1,15 @@
 // Plans of a GPT's step on a device, with LibTorch's deterministic kernels, as one line of JSON: whether gradients have
-// the bits of plain training, and the peaks of allocated and of reserved bytes beside the predicted one.
+// the bits of plain training, and the predicted peak beside the peaks of allocated and of reserved bytes.
 //
 // usage: planned_gpt gpt-tiny|gpt-small|gpt-base SEQUENCES [--device DEVICE]
 //
 // Bytes are above the level before the step. On a CPU none are reserved.
 
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -15,7 +17,9 @@
 #include <torch/torch.h>
 
 #include "benchmarks/device.h"
-#include "program/models/gpt.h"
+#include "program/measure/deep_models.h"
+#include "program/measure/measure.h"
+#include "program/measure/plans.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
 #include "src/planner/curve.h"
@@ -24,67 +28,54 @@
 
 namespace {
 
+namespace measure = snug::measure;
 using torch::Tensor;
 
 class PlannedGpt {
  public:
   PlannedGpt(const std::string& name, int64_t sequences, c10::Device device)
-      : device_(device), model_(snug::gpt_configuration(name)) {
-    snug::move_to(*model_, device);
-    const int64_t context = model_->options.context;
-    tokens_ = torch::randint(model_->options.vocab, {sequences, context}).to(device);
-  }
+      : device_(device),
+        model_(measure::on_device(measure::deep_gpt(snug::gpt_configuration(name), sequences), device)),
+        tokens_(model_.input(sequences)) {}
 
   nlohmann::json report() {
-    const nlohmann::json plain = step(nullptr, 0);
+    const auto plain = [this] {
+      return model_.loss(tokens_, [this](Tensor x) { return measure::in_order(model_.layers, std::move(x)); });
+    };
+    const nlohmann::json first = step(plain, 0);
     const std::vector<Tensor> expected = take_gradients();
-    nlohmann::json again = step(nullptr, 0);
-    again["same_bits"] = same_bits(take_gradients(), expected);
-    const snug::plan::Profile profile = snug::detail::profile_step([this] { return loss(); });
+    nlohmann::json again = step(plain, 0);
+    again["same_bits"] = measure::same_bits(take_gradients(), expected);
+    const snug::plan::Profile profile = snug::detail::profile_step(plain);
     const auto curve = snug::plan::curve(snug::plan::Simulator(profile), {.points = 5});
     nlohmann::json plans = nlohmann::json::array();
     for (const auto& point : curve.points) {
       const snug::ActivationPlan plan = snug::detail::unverified_plan(profile, snug::Bytes(point.peak_bytes));
-      nlohmann::json one = step(&plan, plan.predicted_peak_bytes);
-      one["same_bits"] = same_bits(take_gradients(), expected);
+      nlohmann::json one = step(measure::under_plan(plain, plan), plan.predicted_peak_bytes);
+      one["same_bits"] = measure::same_bits(take_gradients(), expected);
       plans.push_back(std::move(one));
     }
-    return {{"device", device_.str()}, {"plain", plain}, {"plain again", again}, {"plans", plans}};
+    return {{"device", device_.str()}, {"plain", first}, {"plain again", again}, {"plans", plans}};
   }
 
  private:
-  Tensor loss() {
-    return torch::nn::functional::cross_entropy(model_->forward(tokens_).flatten(0, 1), tokens_.flatten());
-  }
-
-  nlohmann::json step(const snug::ActivationPlan* plan, int64_t predicted) {
+  nlohmann::json step(const std::function<Tensor()>& forward, int64_t predicted) {
     const int64_t reserved_before = restart_reserved();
     const snug::MemoryMeter meter(device_);
-    Tensor value;
-    if (plan != nullptr) {
-      const snug::Rematerialize scope(*plan);
-      value = loss();
-    } else {
-      value = loss();
-    }
-    value.backward();
-    snug::benchmarks::wait_for(device_);
+    forward().backward();
+    measure::wait_for(device_);
     return {
         {"predicted", predicted}, {"allocated", meter.report().peak_bytes}, {"reserved", reserved() - reserved_before}};
   }
 
+  // Copies on the CPU, which take no memory of the device.
   std::vector<Tensor> take_gradients() {
     std::vector<Tensor> gradients;
-    for (const Tensor& parameter : model_->parameters()) {
-      gradients.push_back(parameter.grad().cpu());
-      parameter.mutable_grad() = Tensor();
+    for (const Tensor& gradient : measure::gradients_of(model_.parameters())) {
+      gradients.push_back(gradient.cpu());
     }
+    measure::drop_gradients(model_.parameters());
     return gradients;
-  }
-
-  static bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                      [](const Tensor& x, const Tensor& y) { return x.view(torch::kInt).equal(y.view(torch::kInt)); });
   }
 
   auto* allocator() const { return c10::getDeviceAllocator(device_.type()); }
@@ -102,7 +93,7 @@ class PlannedGpt {
   }
 
   c10::Device device_;
-  snug::Gpt model_;
+  measure::DeepModel model_;
   Tensor tokens_;
 };
 
@@ -117,6 +108,5 @@ int main(int argc, char** argv) {
   at::globalContext().setDeterministicCuDNN(true);
   at::globalContext().setBenchmarkCuDNN(false);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  torch::manual_seed(1);
   std::cout << PlannedGpt(argv[1], std::atoi(argv[2]), device).report().dump() << "\n";
 }

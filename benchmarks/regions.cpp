@@ -1,4 +1,4 @@
-// snug::checkpoint on models that no one has written by hand, and on regions of very many small operators.
+// snug::checkpoint on random models, and on regions of very many small operators.
 //
 // usage: regions models FIRST LAST     the random models of the tests with these seeds: for each way to checkpoint, in
 //                                      how many losses, gradients and buffers have plain training's bits, and peaks
@@ -9,13 +9,12 @@
 //
 // One thread.
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <exception>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,10 +22,10 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include "program/measure/measure.h"
 #include "snug/checkpoint.h"
 #include "snug/memory.h"
 #include "tests/support/random_model.h"
-#include "tests/support/tensors.h"
 
 namespace {
 
@@ -62,7 +61,7 @@ struct Outcome {
   int64_t peak_bytes;
 };
 
-// Two steps, so that running statistics that moved too often show.
+// Two steps, and the buffers after the steps: running statistics must move once in each step.
 Outcome two_steps(uint64_t seed, const Way* way) {
   const snug::testing::RandomModel model = snug::testing::random_model(seed);
   Outcome outcome{};
@@ -75,8 +74,7 @@ Outcome two_steps(uint64_t seed, const Way* way) {
     outcome.seen.push_back(loss.detach());
     outcome.seen.push_back(torch::rand({4}));
   }
-  for (const auto& more :
-       {snug::testing::gradients_of(model.leaves()), snug::testing::clones_of(model.module->buffers())}) {
+  for (const auto& more : {snug::measure::gradients_of(model.leaves()), model.module->buffers()}) {
     outcome.seen.insert(outcome.seen.end(), more.begin(), more.end());
   }
   return outcome;
@@ -89,7 +87,7 @@ void run_models(uint64_t first, uint64_t last) {
     for (Way& way : all) {
       try {
         const Outcome outcome = two_steps(seed, &way);
-        const bool is_same = snug::testing::same_bits(outcome.seen, plain.seen);
+        const bool is_same = snug::measure::same_bits(outcome.seen, plain.seen);
         ++(is_same ? way.same : way.other);
         way.peaks.push_back(static_cast<double>(outcome.peak_bytes) / static_cast<double>(plain.peak_bytes));
         if (!is_same || (way.name == "whole model" && way.peaks.back() > 1.2)) {
@@ -106,15 +104,15 @@ void run_models(uint64_t first, uint64_t last) {
   }
   std::printf(
       "| way | plain bits | other bits | refused | peak over plain: mean | median | highest |\n|---|---|---|---|---|---|---|\n");
-  for (Way& way : all) {
-    std::sort(way.peaks.begin(), way.peaks.end());
-    double sum = 0;
-    for (const double peak : way.peaks) {
-      sum += peak;
+  for (const Way& way : all) {
+    if (way.peaks.empty()) {
+      fmt::print("| {} | 0 | 0 | {} | | | |\n", way.name, way.refused);
+      continue;
     }
-    const auto n = way.peaks.size();
+    const double sum = std::accumulate(way.peaks.begin(), way.peaks.end(), 0.0);
+    const snug::measure::Spread spread = snug::measure::spread_of(way.peaks);
     fmt::print("| {} | {} | {} | {} | {:.3f} | {:.3f} | {:.3f} |\n", way.name, way.same, way.other, way.refused,
-               sum / static_cast<double>(n), way.peaks[n / 2], way.peaks.back());
+               sum / static_cast<double>(way.peaks.size()), spread.median, spread.high);
   }
 }
 
@@ -135,30 +133,14 @@ struct Cell {
   }
 };
 
-double seconds_of(const std::function<Tensor()>& loss) {
-  const std::clock_t begin = std::clock();
-  loss().backward();
-  return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-// Medians of 21 turns, in which plain and checkpointed steps alternate.
+// Medians of 21 turns: plain, checkpointed, plain again.
 void report(const char* name, const std::function<Tensor()>& plain, const std::function<Tensor()>& region) {
-  std::vector<double> seconds, ratios, again;
-  for (int turn = 0; turn < 22; ++turn) {
-    const double p = seconds_of(plain), r = seconds_of(region), q = seconds_of(plain);
-    if (turn > 0) {
-      seconds.push_back(p);
-      ratios.push_back(r / p);
-      again.push_back(q / p);
-    }
-  }
-  std::printf("%-20s plain %.4f s; checkpointed over plain %.2f; plain over plain %.2f\n", name, median(seconds),
-              median(ratios), median(again));
+  const auto program = [](const std::function<Tensor()>& loss) {
+    return [&loss] { return snug::measure::busy_seconds_of(torch::kCPU, [&] { loss().backward(); }); };
+  };
+  const snug::measure::Turns turns = snug::measure::take_turns({program(plain), program(region), program(plain)}, 21);
+  std::printf("%-20s plain %.4f s; checkpointed over plain %.2f; plain over plain %.2f\n", name,
+              turns.seconds(0).median, turns.ratio(1).median, turns.ratio(2).median);
 }
 
 void run_times() {

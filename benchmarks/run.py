@@ -78,6 +78,7 @@ CLAIMS = [
     ("step of a small network in 4 micro-batches: Stepper / by hand", ("steps", "stepper"), ("steps", "by_hand"), 50, None),
     ("the same within a budget: Stepper / by hand", ("steps", "budget"), ("steps", "by_hand"), 50, None),
     ("sine and cosine, 20,000 points, hidden 150, FP32, an epoch: Python / snug", ("python:sin_cos", "float32"), ("sin_cos", "float32"), 10, 1.1),
+    ("sine and cosine, the same under autocast to BF16: Python / snug", ("python:sin_cos", "bfloat16"), ("sin_cos", "bfloat16"), 10, None),
     ("GPT of 48 blocks: seconds to search for a plan", ("checkpointing", "search_48"), None, 1, AtMost(1)),
     ("GPT of 48 blocks: seconds to search for ten budgets", ("checkpointing", "curve_48"), None, 1, AtMost(2)),
     # A thousand calls of a thousand operators: a second is a microsecond for each.

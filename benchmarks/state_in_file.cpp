@@ -1,14 +1,12 @@
 // An optimizer's step with its state in a file, against its step with the state in memory, on the parameters of a GPT.
-// All ways take turns; "again" is a way a second time, which shows what the machine can tell.
+// All ways take turns; "again" is a way a second time. Differences as large as between a way and "again" mean nothing.
 //
 //   benchmark_state_in_file DIRECTORY [TURNS [WIDTH [WINDOW]]]      (384: 10.8 million parameters, 768: 42.9 million)
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,21 +14,17 @@
 #include <torch/torch.h>
 
 #include "benchmarks/gpt_parameters.h"
-#include "program/chart/median.h"
+#include "program/measure/measure.h"
 #include "snug/adamw.h"
 #include "snug/memory.h"
 #include "snug/offload.h"
 
 namespace {
 
-using snug::chart::median;
-using torch::Tensor;
-
 struct Way {
   std::string name;
   std::unique_ptr<snug::FusedOptimizer> optimizer;
   int64_t peak_bytes = 0;  // of the first step, which makes the state
-  std::vector<double> seconds = {};
 };
 
 }  // namespace
@@ -64,30 +58,24 @@ int main(int argc, char** argv) {
   add("AdamW in a file again", adamw(), true);
   add("AdamW8bit", in_8_bits(), false);
   add("AdamW8bit in a file", in_8_bits(), true);
-  for (int turn = 0; turn < turns; ++turn) {
-    for (size_t i = 0; i < ways.size(); ++i) {
-      Way& way = ways[turn % 2 == 0 ? i : ways.size() - 1 - i];
-      const auto start = std::chrono::steady_clock::now();
-      way.optimizer->step();
-      way.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    }
+  std::vector<std::function<double()>> programs;
+  for (const Way& way : ways) {
+    programs.emplace_back([&way] { return snug::measure::seconds_of(torch::kCPU, [&] { way.optimizer->step(); }); });
   }
+  const snug::measure::Turns timed = snug::measure::take_turns(programs, turns);
   const snug::OffloadLink link = snug::measure_offload_link(file.directory);
   fmt::print("link: {:.2f} GB/s out, {:.2f} GB/s back; window {}; {} threads\n", link.out_bytes_per_second / 1e9,
              link.back_bytes_per_second / 1e9, file.window.str(), at::get_num_threads());
   fmt::print("{:<24}{:>14}{:>12}{:>12}{:>16}{:>20}{:>14}\n", "way", "peak bytes", "median ms", "to AdamW", "range",
              "bound of link, ms", "to its bound");
-  for (const Way& way : ways) {
-    std::vector<double> ratios;
-    for (size_t t = 0; t < way.seconds.size(); ++t) {
-      ratios.push_back(way.seconds[t] / ways[0].seconds[t]);
-    }
-    std::ranges::sort(ratios);
+  for (size_t i = 0; i < ways.size(); ++i) {
+    const Way& way = ways[i];
+    const double seconds = timed.seconds(i).median;
+    const auto [median, low, high] = timed.ratio(i);
     const int64_t moved = way.optimizer->bytes_with_state_in(way.optimizer->state_placement()).moved;
     const double bound = moved == 0 ? 0 : link.out_seconds(moved) + link.back_seconds(moved);
     fmt::print("{:<24}{:>14}{:>12.1f}{:>12.3f}{:>8.2f} to {:.2f}{:>18.1f}{:>14}\n", way.name, way.peak_bytes,
-               1e3 * median(way.seconds), median(ratios), ratios.front(), ratios.back(), 1e3 * bound,
-               moved == 0 ? "" : fmt::format("{:.2f}", median(way.seconds) / bound));
+               1e3 * seconds, median, low, high, 1e3 * bound, moved == 0 ? "" : fmt::format("{:.2f}", seconds / bound));
   }
   return 0;
 }

@@ -15,8 +15,8 @@
 #include "program/command.h"
 #include "program/compare/comparison_page.h"
 #include "program/compare/experiment.h"
-#include "program/compare/measure.h"
 #include "program/datasets/digits.h"
+#include "program/measure/measure.h"
 #include "program/run/device.h"
 #include "snug/core.h"
 #include "src/core/file_system.h"
@@ -136,12 +136,9 @@ void check(const Flags& flags) {
   at_least("--pairs", flags.experiments.pairs, 1);
   at_least("--epochs", flags.experiments.epochs, 1);
   at_least("--points", flags.experiments.points, 100);
-  for (const auto& [flag, value] :
-       {std::pair{"--python", &flags.experiments.python}, {"--results", &flags.experiments.results}}) {
-    if (!value->empty() && !flags.experiments.device.is_cpu()) {
-      throw ConfigError(
-          fmt::format("compare: {} is about programs on the CPU; give it without --device {}", flag, flags.device));
-    }
+  if (!flags.experiments.results.empty() && !flags.experiments.device.is_cpu()) {
+    throw ConfigError(
+        fmt::format("compare: --results is about programs on the CPU; give it without --device {}", flags.device));
   }
 }
 
@@ -182,7 +179,7 @@ void run_compare(Flags& flags) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);        // output that goes to a file can be watched
   std::filesystem::create_directories(flags.out);  // at once, not after an hour of measuring
   ComparisonPage page{.title = "Training under limits, side by side",
-                      .subtitle = machine(flags.experiments.device) + left_out(flags)};
+                      .subtitle = measure::machine(flags.experiments.device) + left_out(flags)};
   fmt::print("{}\n", page.subtitle);
   const std::filesystem::path file = std::filesystem::path(flags.out) / "index.html";
   for (const Experiment& experiment : experiments) {
@@ -210,7 +207,7 @@ std::string names_and_subjects() {
   return text +
          "\nWrites DIR/index.html, a page that loads nothing; beside it each figure as SVG, its numbers as CSV, and "
          "results.md.\n"
-         "Times are ratios of programs that take turns. --python adds Python to sin-cos.";
+         "Times are ratios of programs that take turns.";
 }
 
 }  // namespace
@@ -224,8 +221,6 @@ void add_compare(CLI::App& app) {
   command->add_option("--out", flags->out, "Where the page goes (default compare)")->type_name("DIR");
   command->add_option("--device", flags->device, "cpu (default), cuda, cuda:1, or what else LibTorch finds")
       ->type_name("DEVICE");
-  command->add_option("--python", experiments.python, "sin-cos: an interpreter with torch, to compare with")
-      ->type_name("PROGRAM");
   command->add_option("--results", experiments.results, "python: the table that benchmarks/run.py wrote")
       ->type_name("FILE");
   command->add_option("--pairs", experiments.pairs, "Turns in a comparison of times")->type_name("N");

@@ -1,12 +1,14 @@
-"""One epoch of sin-cos in FP32 and under autocast, in the lines of program/compare/two_tasks.cpp. `snug compare sin-cos --python` runs it, too.
+"""One epoch of sin-cos in FP32 and under autocast, in the lines of program/measure/two_tasks.cpp. Speaks the protocol of
+benchmarks/serve.h."""
 
-usage: sin_cos.py [POINTS]
-"""
+import functools
+import math
 
-import math, sys, time
 import torch
 
-points = int(sys.argv[1]) if len(sys.argv) > 1 else 20000
+import serve
+
+points = 20000
 torch.manual_seed(1)
 x = torch.linspace(-2 * math.pi, 2 * math.pi, points)[torch.randperm(points)].unsqueeze(1)
 y = torch.cat((x.sin(), x.cos()), 1)
@@ -37,16 +39,7 @@ def prepare(autocast):
         loss.backward()
         adam.step()
 
-    epoch()
     return epoch
 
 
-# Not by serve.py: this file is also compiled into the program, which has no other beside it.
-cases = {"float32": prepare(False), "bfloat16": prepare(True)}
-print("ready", flush=True)
-for line in sys.stdin:
-    name, repeats = line.split()
-    start = time.perf_counter()
-    for _ in range(int(repeats)):
-        cases[name]()
-    print(time.perf_counter() - start, flush=True)
+serve.serve({"float32": functools.partial(prepare, False), "bfloat16": functools.partial(prepare, True)})

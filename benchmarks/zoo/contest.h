@@ -1,9 +1,8 @@
 #pragma once
-// Contest: one model's step in many ways, plainly, under plans, and within fewer bytes by hand. Each way's bits are
-// compared with those of a plain step, and its time with that of a plain step beside it.
+// Contest: one model's step in many ways: plain, under plans, and within fewer bytes by hand. The bits and the time of
+// each way are compared with the bits and the time of plain steps.
 
 #include <algorithm>
-#include <ctime>
 #include <functional>
 #include <map>
 #include <optional>
@@ -14,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "benchmarks/zoo/entry.h"
+#include "program/measure/measure.h"
 #include "snug/checkpoint.h"
 #include "snug/core.h"
 #include "snug/memory.h"
@@ -25,7 +25,7 @@
 
 namespace snug::zoo {
 
-/// A way to make the step, and what was found of it.
+/// A way to make the step, with the results.
 struct Way {
   std::string name;
   Run run = run_plainly;
@@ -33,29 +33,24 @@ struct Way {
   std::optional<ActivationPlan> plan = {};  ///< of each micro-batch
   int64_t predicted_peak_bytes = 0;         ///< 0: nothing was predicted
   double predicted_ratio = 0;
-  double planning_seconds = 0;  ///< search alone; with a step that verifies where `corrected`
-  bool corrected = false;  ///< plan_activations found that the plan did not come out as predicted, and made another
-  int rival = -1;          ///< index of the way by hand whose bytes the plan may take
+  double planning_seconds = 0;  ///< search alone; if `corrected`, with the step that verifies
+  bool corrected = false;       ///< bits or peak were not as predicted, and plan_activations made another plan
+  int rival = -1;               ///< index of the way by hand with the same bytes
 
   int64_t peak_bytes = 0;
   int64_t replayed = 0;
   bool same_bits = true;            ///< of loss and gradients, as of the same micro-batches without a plan
-  std::vector<double> ratios = {};  ///< of its time to a plain step's, sorted
+  std::vector<double> ratios = {};  ///< time of the way over time of a plain step, sorted
 
   double ratio() const { return ratios.empty() ? 0 : ratios[ratios.size() / 2]; }
 };
 
-/// Of the processor: what else runs on the machine has less to do with them than with the time of a clock.
-inline double seconds_of(const std::function<void()>& work) {
-  const std::clock_t start = std::clock();
-  work();
-  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-}
+inline double seconds_of(const std::function<void()>& work) { return measure::busy_seconds_of(torch::kCPU, work); }
 
 class Contest {
  public:
   explicit Contest(Entry entry) : entry_(std::move(entry)), leaves_(entry_.module->parameters()) {
-    step(ways[0]);  // what is made once
+    step(ways[0]);  // makes what later steps keep
     for (int twice = 0; twice < 2; ++twice) {
       inspect(ways[0]);
     }
@@ -75,7 +70,7 @@ class Contest {
     least_bytes = lower_bound_bytes(plan::Simulator(profile));
   }
 
-  /// As a program does that begins with nothing, in half of the plain peak or the floor.
+  /// plan_activations from nothing, in half of the plain peak or the floor.
   void time_planning() {
     const Bytes budget(std::max(ways[0].peak_bytes / 2, floor_bytes));
     drop_gradients();
@@ -100,7 +95,7 @@ class Contest {
     }
   }
 
-  /// Within `bytes`, or within the fewest that can be planned if those are more.
+  /// Within `bytes`, or within floor_bytes if floor_bytes are more.
   void add_plan(const std::string& name, int64_t bytes, int rival = -1) {
     const Bytes budget(std::max(bytes, floor_bytes));
     Way way{.name = name, .rival = rival};
@@ -117,11 +112,11 @@ class Contest {
     ways.push_back(std::move(way));
   }
 
-  /// As a Stepper chooses: the faster of a plan for the batch and of one for each half of it.
+  /// A Stepper's choice: the faster of a plan for the batch and a plan for each half.
   void add_choice(int rival) {
     Way& halves = ways[static_cast<size_t>(rival)];
     const int64_t items = entry_.batch[0].size(0);
-    step(halves);  // its gradients stay: the second half's are added to them
+    step(halves);  // the gradients stay: the second half adds to the gradients of the first
     const plan::Profile of_half =
         detail::profile_step([&] { return entry_.loss_of(part_of_batch(2, 0), run_plainly); });
     plan::SearchOptions options{.batch = items, .budget = halves.peak_bytes};
@@ -152,7 +147,7 @@ class Contest {
     add(std::move(way));
   }
 
-  /// Each way takes turns with plain steps; a plain step itself does so too, which tells how far ratios can be trusted.
+  /// Each way takes turns with plain steps. "plain" against plain steps shows how far ratios can be trusted.
   void race(int turns) {
     for (int turn = 0; turn < turns; ++turn) {
       for (Way& way : ways) {
@@ -176,7 +171,7 @@ class Contest {
   double floor_seconds = 0;     ///< to find floor_bytes
   double planning_seconds = 0;  ///< by plan_activations, in half of the peak
   int64_t floor_bytes = 0;      ///< the smallest budget for which a plan was found
-  int64_t least_bytes = 0;      ///< that any plan takes, which is proven
+  int64_t least_bytes = 0;      ///< proven: no plan takes fewer
   double plain_seconds = 1e9;
 
  private:
@@ -210,11 +205,7 @@ class Contest {
     ways.push_back(std::move(way));
   }
 
-  void drop_gradients() {
-    for (Tensor& leaf : leaves_) {
-      leaf.mutable_grad() = Tensor();
-    }
-  }
+  void drop_gradients() { measure::drop_gradients(leaves_); }
 
   Tensor step(Way& way) {
     drop_gradients();
@@ -259,15 +250,12 @@ class Contest {
     for (const Tensor& leaf : leaves_) {
       bits.push_back(leaf.grad());
     }
-    const std::vector<Tensor>& right = bits_.try_emplace(way.micro_batches, bits).first->second;
-    way.same_bits = std::equal(bits.begin(), bits.end(), right.begin(), [](const Tensor& a, const Tensor& b) {
-      return a.defined() == b.defined() && (!a.defined() || a.equal(b));
-    });
+    way.same_bits = measure::same_bits(bits, bits_.try_emplace(way.micro_batches, bits).first->second);
   }
 
   Entry entry_;
   std::vector<Tensor> leaves_;
-  // Loss, then gradients, of so many micro-batches without a plan; of several there is no one loss.
+  // By the number of micro-batches, without a plan: loss, then gradients. Several micro-batches have no one loss.
   std::map<int64_t, std::vector<Tensor>> bits_;
 };
 

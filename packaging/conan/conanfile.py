@@ -28,7 +28,6 @@ class Snug(ConanFile):
         copy(self, "CMakeLists.txt", root, self.export_sources_folder)
         for folder in ("include", "src", "program", "cmake"):
             copy(self, "*", root / folder, os.path.join(self.export_sources_folder, folder))
-        copy(self, "benchmarks/peers/sin_cos.py", root, self.export_sources_folder)  # a part of the program
 
     def validate(self):
         if self.settings.os != "Linux" or self.settings.arch != "x86_64":

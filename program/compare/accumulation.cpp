@@ -15,9 +15,9 @@
 #include <torch/torch.h>
 
 #include "program/compare/experiment.h"
-#include "program/compare/measure.h"
 #include "program/compare/ranks.h"
 #include "program/datasets/digits.h"
+#include "program/measure/measure.h"
 #include "program/models/mlp.h"
 #include "program/run/config.h"
 #include "program/run/device.h"
@@ -29,6 +29,9 @@
 #include "snug/stepper.h"
 
 namespace snug::cli {
+
+using namespace measure;
+
 namespace {
 
 using at::Tensor;

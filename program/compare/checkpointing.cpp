@@ -11,19 +11,23 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "program/compare/deep_models.h"
 #include "program/compare/experiment.h"
-#include "program/compare/measure.h"
 #include "program/compare/schedule.h"
+#include "program/measure/deep_models.h"
+#include "program/measure/measure.h"
+#include "program/measure/plans.h"
 #include "snug/adamw.h"
 #include "snug/core.h"
+#include "snug/memory.h"
 #include "snug/offload.h"
 #include "snug/plan.h"
-#include "src/planner/curve.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 
 namespace snug::cli {
+
+using namespace measure;
+
 namespace {
 
 using at::Tensor;
@@ -47,13 +51,6 @@ struct Contender {
   }
 };
 
-std::function<Tensor()> planned(const DeepModel& model, const Tensor& input, ActivationPlan plan) {
-  return [&model, input, plan = std::move(plan)] {
-    const Rematerialize scope(plan);
-    return forward_under(techniques_for(model).front(), model, input);
-  };
-}
-
 // A quick search nearly always finds an equally fast plan.
 ActivationPlan plan_within(const plan::Profile& profile, Bytes budget, const CompareFlags& flags) {
   if (flags.quick) {
@@ -67,12 +64,12 @@ ActivationPlan plan_within(const plan::Profile& profile, Bytes budget, const Com
 
 // Automatic plans for half and a quarter of plain training's activations, for the fewest possible activations, and for
 // the bytes of each technique by hand. With equal bytes, only time tells plan and technique apart.
-void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, const Tensor& input,
-                   const CompareFlags& flags) {
+void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, const CompareFlags& flags) {
+  const std::function<Tensor()> plain_forward = contenders.front().forward;
   const int64_t gradients = bytes_of(model.parameters());
   drop_gradients(model.parameters());
-  const plan::Profile profile = detail::profile_step(contenders.front().forward);
-  const int64_t least = plan::curve(plan::Simulator(profile), {.points = 2}).smallest_feasible_bytes();
+  const plan::Profile profile = detail::profile_step(plain_forward);
+  const int64_t least = least_bytes_of_plan(profile);
   const int64_t plain = contenders.front().activations;
   std::map<int64_t, std::string> budgets{{plain / 2, "half"}, {plain / 4, "a quarter"}};
   for (const Contender& contender : contenders) {
@@ -84,13 +81,12 @@ void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, c
   budgets.emplace(least - gradients, "least");
   for (const auto& [bytes, label] : budgets) {
     const ActivationPlan plan = plan_within(profile, Bytes(bytes + gradients), flags);
-    contenders.push_back({.family = "automatic", .label = label, .forward = planned(model, input, plan)});
+    contenders.push_back({.family = "automatic", .label = label, .forward = under_plan(plain_forward, plan)});
   }
 }
 
 // A plan that may offload, for the bytes of the technique by hand that offloads. No plan if a plan needs more bytes.
-void add_automatic_with_offload(std::vector<Contender>& contenders, const DeepModel& model, const Tensor& input,
-                                const CompareFlags& flags) {
+void add_automatic_with_offload(std::vector<Contender>& contenders, const DeepModel& model, const CompareFlags& flags) {
   const auto by_hand =
       std::find_if(contenders.begin(), contenders.end(), [](const Contender& c) { return c.family == "offload"; });
   const Bytes budget(by_hand->activations + bytes_of(model.parameters()));
@@ -101,7 +97,7 @@ void add_automatic_with_offload(std::vector<Contender>& contenders, const DeepMo
     const ActivationPlan plan = plan_within(profile, budget, flags);
     contenders.push_back({.family = "automatic",
                           .label = flags.device.is_cpu() ? "as offload, with a file" : "as offload, with host memory",
-                          .forward = planned(model, input, plan)});
+                          .forward = under_plan(contenders.front().forward, plan)});
   } catch (const BudgetExceeded& error) {
     fmt::print("{}\n", error.what());
   }
@@ -110,16 +106,7 @@ void add_automatic_with_offload(std::vector<Contender>& contenders, const DeepMo
 std::vector<Tensor> gradients_after(const Contender& contender, const std::vector<Tensor>& parameters) {
   drop_gradients(parameters);
   contender.forward().backward();
-  std::vector<Tensor> gradients;
-  for (const Tensor& parameter : parameters) {
-    gradients.push_back(parameter.grad().clone());
-  }
-  return gradients;
-}
-
-bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const Tensor& x, const Tensor& y) { return torch::equal(x, y); });
+  return gradients_of(parameters);
 }
 
 std::vector<Contender> measured(const DeepModel& model, const CompareFlags& flags) {
@@ -136,8 +123,8 @@ std::vector<Contender> measured(const DeepModel& model, const CompareFlags& flag
     contender.activations = bytes_of_step(parameters, [&] { contender.forward().backward(); }).activations;
   };
   std::for_each(contenders.begin(), contenders.end(), measure_activations);
-  add_automatic(contenders, model, input, flags);
-  add_automatic_with_offload(contenders, model, input, flags);
+  add_automatic(contenders, model, flags);
+  add_automatic_with_offload(contenders, model, flags);
   AdamW optimizer(parameters, {.lr = 0});  // learning rate 0, so that all contenders have the same weights
   const std::vector<Tensor> expected = gradients_after(contenders.front(), parameters);
   optimizer.step();  // makes the optimizer's state
@@ -293,6 +280,35 @@ Exhibit peak_over_batch(Section& section, const DeepModel& model) {
           .content = plot};
 }
 
+// Each technique for a GPT of more and more blocks.
+Exhibit peak_over_depth(const CompareFlags& flags) {
+  constexpr int64_t kWidth = 128, kContext = 128, kBatch = 2;
+  Plot plot{.x = {.title = "blocks", .log_base = 2},
+            .y = {.title = "activation peak", .quantity = Quantity::Bytes, .log_base = 2}};
+  for (const int64_t depth : flags.quick ? std::vector<int64_t>{9, 12} : std::vector<int64_t>{9, 12, 24, 48, 96}) {
+    const DeepModel model = on_device(deep_gpt(depth, kWidth, kContext, kBatch), flags.device);
+    const Tensor input = model.input(model.batch);
+    const std::vector<Technique> techniques = techniques_for(model);
+    plot.curves.resize(techniques.size());
+    for (size_t i = 0; i < techniques.size(); ++i) {
+      const std::string title = techniques[i].title();
+      Curve& curve = plot.curves[i];
+      curve.name = title.substr(0, title.find(" = "));  // "sqrt(n) = 3 segments": the number depends on the depth
+      curve.drawn = Drawn::LineAndPoints;
+      curve.x.push_back(static_cast<double>(depth));
+      curve.y.push_back(static_cast<double>(bytes_of_step(model.parameters(), [&] {
+                                              forward_under(techniques[i], model, input).backward();
+                                            }).activations));
+    }
+  }
+  return {
+      .file = "checkpointing-depth",
+      .title = "Activation peak over depth",
+      .caption = "both axes logarithmic",
+      .made = fmt::format("A GPT {} wide, {} x {} tokens, FP32; counted by the allocator.", kWidth, kBatch, kContext),
+      .content = plot};
+}
+
 // Compares the automatic plans with the techniques by hand that give the same gradients and take fewer bytes than plain
 // training: does a plan take neither more bytes nor more time?
 std::string verdict(const DeepModel& model, const std::vector<Contender>& contenders) {
@@ -360,6 +376,7 @@ Section compare_checkpointing(const CompareFlags& flags) {
     }
   }
   section.exhibits.insert(section.exhibits.end(), batches.begin(), batches.end());
+  section.exhibits.push_back(peak_over_depth(flags));
   return section;
 }
 

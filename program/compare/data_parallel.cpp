@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,18 +14,18 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "program/chart/median.h"
 #include "program/compare/experiment.h"
-#include "program/compare/measure.h"
 #include "program/compare/ranks.h"
-#include "program/models/gpt.h"
+#include "program/measure/measure.h"
+#include "program/measure/parallel_gpt.h"
 #include "snug/core.h"
 #include "snug/distributed/process_group.h"
 
 namespace snug::cli {
-namespace {
 
-using at::Tensor;
+using namespace measure;
+
+namespace {
 
 constexpr std::array<int, 4> kSplits{1, 2, 4, 8};
 constexpr std::string_view kRow = "data-parallel-row";
@@ -42,68 +41,35 @@ struct Row {
 
 // --- On a rank.
 
-class Work {
- public:
-  Work(std::shared_ptr<ProcessGroup> group, bool is_small) : group_(std::move(group)) {
-    torch::manual_seed(1);
-    const int64_t width = is_small ? 128 : 256;
-    model_ = Gpt(GptOptions{.context = 128, .layers = is_small ? 2 : 6, .heads = width / 32, .width = width});
-    tokens_ = torch::randint(256, {2, 128});
-    ddp_ = std::make_unique<DataParallel>(model_, group_);
-  }
-
-  // Measures both variants of a step, in turns.
-  std::array<Row, 2> measure(int micro_batches, int64_t rounds) {
-    std::array<Row, 2> rows;
-    std::array<std::vector<double>, 2> seconds;
-    std::array<DataParallel::CommunicationTime, 2> under_way;
-    // The first round warms up: buckets change after the first round.
-    for (int64_t round = -1; round < rounds; ++round) {
-      for (const int turn : {0, 1}) {
-        const int each = (turn + static_cast<int>(round) + 2) % 2;
-        const int64_t bytes = ddp_->bytes_reduced();
-        const DataParallel::CommunicationTime before = ddp_->communication();
-        group_->barrier();
-        const Tensor time =
-            torch::full({}, seconds_of(torch::kCPU, [&] { step(micro_batches, each == 1); }), torch::kDouble);
-        group_->all_reduce(time, ReduceOp::Max);
-        const auto way = static_cast<size_t>(each);
-        rows[way] = {.ranks = group_->size(), .micro_batches = micro_batches, .communicates_each = each};
-        rows[way].bytes = group_->size() > 1 ? ddp_->bytes_reduced() - bytes : 0;
-        if (round >= 0) {
-          seconds[way].push_back(time.item<double>());
-          under_way[way].total += ddp_->communication().total - before.total;
-          under_way[way].waited += ddp_->communication().waited - before.waited;
-        }
+// Measures both variants of a step, in turns.
+std::array<Row, 2> measure_variants(ParallelGpt& gpt, int micro_batches, int64_t rounds) {
+  const DataParallel& data_parallel = gpt.data_parallel();
+  std::array<Row, 2> rows;
+  std::array<std::vector<double>, 2> seconds;
+  std::array<DataParallel::CommunicationTime, 2> under_way;
+  // The first round warms up: buckets change after the first round.
+  for (int64_t round = -1; round < rounds; ++round) {
+    for (const int turn : {0, 1}) {
+      const int each = (turn + static_cast<int>(round) + 2) % 2;
+      const int64_t bytes = data_parallel.bytes_reduced();
+      const DataParallel::CommunicationTime before = data_parallel.communication();
+      const double time = slowest_seconds(gpt.group(), [&] { gpt.step(micro_batches, each == 1 ? micro_batches : 1); });
+      const auto way = static_cast<size_t>(each);
+      rows[way] = {.ranks = gpt.group().size(), .micro_batches = micro_batches, .communicates_each = each};
+      rows[way].bytes = gpt.group().size() > 1 ? data_parallel.bytes_reduced() - bytes : 0;
+      if (round >= 0) {
+        seconds[way].push_back(time);
+        under_way[way].total += data_parallel.communication().total - before.total;
+        under_way[way].waited += data_parallel.communication().waited - before.waited;
       }
     }
-    for (size_t way = 0; way < 2; ++way) {
-      rows[way].seconds = chart::median(seconds[way]);
-      rows[way].hidden = under_way[way].total > 0 ? 1 - under_way[way].waited / under_way[way].total : 0;
-    }
-    return rows;
   }
-
- private:
-  void step(int micro_batches, bool each) {
-    model_->zero_grad();
-    for (int i = 0; i < micro_batches; ++i) {
-      std::optional<NoSync> quiet;
-      if (!each && i + 1 < micro_batches) {
-        quiet.emplace(*ddp_);
-      }
-      ddp_->forward([&] {
-            return torch::nn::functional::cross_entropy(model_->forward(tokens_).flatten(0, 1), tokens_.flatten());
-          })
-          .backward();
-    }
+  for (size_t way = 0; way < 2; ++way) {
+    rows[way].seconds = spread_of(seconds[way]).median;
+    rows[way].hidden = under_way[way].total > 0 ? 1 - under_way[way].waited / under_way[way].total : 0;
   }
-
-  std::shared_ptr<ProcessGroup> group_;
-  Gpt model_{nullptr};
-  Tensor tokens_;
-  std::unique_ptr<DataParallel> ddp_;
-};
+  return rows;
+}
 
 // --- On the side that starts the ranks.
 
@@ -158,9 +124,9 @@ void add_figures(Section& section, const std::vector<Row>& rows, const std::stri
 
 void measure_data_parallel_rank(const CompareFlags& flags) {
   const auto group = init_process_group();
-  Work work(group, flags.quick);
+  ParallelGpt gpt(group, /*layers=*/flags.quick ? 2 : 6, /*width=*/flags.quick ? 128 : 256);
   for (const int k : kSplits) {
-    for (const Row& row : work.measure(k, flags.turns(7))) {
+    for (const Row& row : measure_variants(gpt, k, flags.turns(7))) {
       if (group->rank() == 0) {
         fmt::print("{} {} {} {} {} {} {}\n", kRow, row.ranks, row.micro_batches, row.communicates_each, row.bytes,
                    row.seconds, row.hidden);

@@ -13,7 +13,6 @@ namespace snug::cli {
 struct CompareFlags {
   bool quick = false;
   c10::Device device = c10::Device(c10::DeviceType::CPU);
-  std::string python = {};  ///< an interpreter that has torch; empty: no comparison with Python
   std::string digits = "build/data/digits";
   std::string results = {};  ///< results of benchmarks/run.py; empty: python has nothing to draw
   int64_t pairs = 0;         ///< turns of two compared programs; 0: the experiment's own number

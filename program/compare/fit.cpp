@@ -3,194 +3,78 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "program/compare/deep_models.h"
 #include "program/compare/experiment.h"
-#include "program/compare/measure.h"
-#include "program/models/gpt.h"
-#include "program/run/device.h"
-#include "snug/adamw.h"
-#include "snug/checkpoint.h"
+#include "program/measure/deep_models.h"
+#include "program/measure/gpt_training.h"
+#include "program/measure/measure.h"
+#include "program/measure/plans.h"
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
-#include "snug/step_in_backward.h"
-#include "snug/stepper.h"
-#include "src/planner/curve.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 
 namespace snug::cli {
+
+using namespace measure;
+
 namespace {
 
 using at::Tensor;
 
-struct Sizes {
-  c10::Device device;
-  int64_t limit, layers, context, batch, width_unit;
+// Each way has everything of the way before, and one technique more. Exception: the last way frees gradients as soon as
+// the gradients are used, and so has no micro-batches.
+constexpr std::array kLadder{
+    GptWay{.name = "plain LibTorch"},
+    GptWay{.name = "+ micro-batches of 1", .splits = true},
+    GptWay{.name = "+ checkpointed blocks", .splits = true, .checkpoints = true},
+    GptWay{.name = "+ 8-bit AdamW", .splits = true, .checkpoints = true, .eight_bits = true},
+    GptWay{.name = "updates in backward, not micro-batches",
+           .checkpoints = true,
+           .eight_bits = true,
+           .updates_in_backward = true},
 };
 
-// Each rung has everything of the rung before, and one technique more. Exception: the last rung frees gradients as soon
-// as the gradients are used, and so has no micro-batches.
-struct Rung {
-  const char* name;
-  bool splits = false;  // micro-batches of one sequence
-  bool checkpoints = false;
-  bool eight_bits = false;
-  bool updates_in_backward = false;  // and so the whole batch at once
-};
-
-constexpr std::array kRungs{
-    Rung{.name = "plain LibTorch"},
-    Rung{.name = "+ micro-batches of 1", .splits = true},
-    Rung{.name = "+ checkpointed blocks", .splits = true, .checkpoints = true},
-    Rung{.name = "+ 8-bit AdamW", .splits = true, .checkpoints = true, .eight_bits = true},
-    Rung{.name = "updates in backward, not micro-batches",
-         .checkpoints = true,
-         .eight_bits = true,
-         .updates_in_backward = true},
-};
-
-// 8-bit AdamW is for the CPU. On other devices the line of 8-bit AdamW is left out, and the last rung has AdamW.
-std::vector<Rung> rungs_on(c10::Device device) {
-  std::vector<Rung> rungs(kRungs.begin(), kRungs.end());
+// 8-bit AdamW is for the CPU. On other devices the line of 8-bit AdamW is left out, and the last way has AdamW.
+std::vector<GptWay> ladder_on(c10::Device device) {
+  std::vector<GptWay> ways(kLadder.begin(), kLadder.end());
   if (!device.is_cpu()) {
-    std::erase_if(rungs, [](const Rung& rung) { return rung.eight_bits && !rung.updates_in_backward; });
-    rungs.back().eight_bits = false;
+    std::erase_if(ways, [](const GptWay& way) { return way.eight_bits && !way.updates_in_backward; });
+    ways.back().eight_bits = false;
   }
-  return rungs;
+  return ways;
 }
 
-class Training {
- public:
-  Training(const Rung& rung, const Sizes& sizes, int64_t width)
-      : model_(GptOptions{.context = sizes.context, .layers = sizes.layers, .heads = width / 32, .width = width}) {
-    move_to(*model_, sizes.device);
-    if (rung.checkpoints) {
-      model_->set_block_runner([](const auto& block, Tensor x) { return checkpoint(block, std::move(x)); });
-    }
-    if (rung.splits || rung.updates_in_backward) {
-      std::unique_ptr<FusedOptimizer> fused = std::make_unique<AdamW>(model_->parameters());
-      if (rung.eight_bits) {
-        fused = std::make_unique<AdamW8bit>(model_->parameters());
-      }
-      if (rung.updates_in_backward) {
-        in_backward_.emplace(*fused);
-      }
-      optimizer_ = std::move(fused);
-    } else {
-      optimizer_ = std::make_unique<torch::optim::AdamW>(model_->parameters());
-    }
-    if (rung.splits) {
-      stepper_ = std::make_unique<Stepper>(model_, *optimizer_, StepperOptions{.micro_batch = 1});
-    }
-  }
-
-  /// Returns the mean loss. `tokens`: [sequences, time].
-  double step(const Tensor& tokens) {
-    if (stepper_) {
-      return stepper_
-          ->step({tokens}, [&](const Batch& micro) { return Loss::mean(loss_of(micro[0]), micro[0].numel()); })
-          .loss();
-    }
-    optimizer_->zero_grad();
-    const Tensor loss = loss_of(tokens);
-    loss.backward();
-    if (!in_backward_) {
-      optimizer_->step();
-    }
-    return loss.item<double>();
-  }
-
-  const Gpt& model() const { return model_; }
-  const torch::optim::Optimizer& optimizer() const { return *optimizer_; }
-
- private:
-  Tensor loss_of(const Tensor& tokens) {
-    return torch::nn::functional::cross_entropy(model_->forward(tokens).flatten(0, 1), tokens.flatten());
-  }
-
-  Gpt model_;
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  std::optional<StepInBackward> in_backward_;
-  std::unique_ptr<Stepper> stepper_;
-};
-
-Tensor tokens_of(const Sizes& sizes, int64_t sequences, int64_t time) {
-  return torch::randint(256, {sequences, std::min(time, sizes.context)}).to(sizes.device);
-}
-
-// A short step makes the optimizer's state; the next step is like all later steps.
-bool trains(const Rung& rung, const Sizes& sizes, int64_t width) {
-  return fits(sizes.device, sizes.limit, [&] {
-    Training training(rung, sizes, width);
-    training.step(tokens_of(sizes, 1, 8));
-    // More than two micro-batches have the same peak as two.
-    training.step(tokens_of(sizes, rung.splits ? 2 : sizes.batch, sizes.context));
-  });
-}
-
-// The largest width that trains, in steps of width_unit, from a width that trains.
-int64_t widest(const Rung& rung, const Sizes& sizes, int64_t from) {
-  const int64_t start = from / sizes.width_unit;
-  return sizes.width_unit *
-         (start + largest(200, [&](int64_t more) { return trains(rung, sizes, sizes.width_unit * (start + more)); }));
-}
-
-struct Result {
-  int64_t width = 0, parameters = 0;
-  double tokens_per_second = 0;
-  MemoryMeter::Report memory = {};
-};
-
-Result measure_rung(const Rung& rung, const Sizes& sizes, int64_t width) {
-  const MemoryLimit limit(sizes.device, Bytes(sizes.limit));
-  Training training(rung, sizes, width);
-  training.step(tokens_of(sizes, 1, 8));
-  const Tensor tokens = tokens_of(sizes, sizes.batch, sizes.context);
-  MemoryMeter meter(sizes.device);
-  meter.attach(*training.model());
-  meter.attach(training.optimizer());
-  const double seconds = seconds_of(sizes.device, [&] { training.step(tokens); });
-  Result result{
-      .width = width, .tokens_per_second = static_cast<double>(tokens.numel()) / seconds, .memory = meter.report()};
-  for (const Tensor& parameter : training.model()->parameters()) {
-    result.parameters += parameter.numel();
-  }
-  return result;
-}
-
-void ladder(Section& section, const Sizes& sizes) {
+void ladder(Section& section, const GptSizes& sizes) {
   Bars sizes_bars{.quantity = Quantity::Count, .parts = {"number of parameters"}};
   Bars memory{.quantity = Quantity::Bytes,
               .parts = {"parameters", "gradients", "optimizer state", "activations", "workspace"}};
   Table table{.header = {"technique", "width", "parameters", "against plain", "tokens/s"}};
   int64_t width = sizes.width_unit;
   double plain = 0, most = 0;
-  for (const Rung& rung : rungs_on(sizes.device)) {
-    width = widest(rung, sizes, width);
-    fmt::print("{}: {} wide\n", rung.name, width);
-    const Result result = measure_rung(rung, sizes, width);
+  for (const GptWay& way : ladder_on(sizes.device)) {
+    width = widest_gpt(way, sizes, width);
+    fmt::print("{}: {} wide\n", way.name, width);
+    const GptMeasured result = measure_gpt(way, sizes, width);
     const auto parameters = static_cast<double>(result.parameters);
     plain = plain == 0 ? parameters : plain;
     most = parameters;
-    sizes_bars.bars.push_back({rung.name,
+    sizes_bars.bars.push_back({way.name,
                                {parameters},
                                fmt::format("{:.1f} x, {:.0f} tokens/s", parameters / plain, result.tokens_per_second)});
     const MemoryMeter::Report& held = result.memory;
     const auto number = [](int64_t bytes) { return static_cast<double>(bytes); };
-    memory.bars.push_back({rung.name,
+    memory.bars.push_back({way.name,
                            {number(held.parameters), number(held.gradients), number(held.optimizer_state),
                             number(held.activations), number(held.workspace + held.outputs)},
                            ""});
-    table.rows.push_back({rung.name, fmt::format("{}", result.width), fmt::format("{:.1f} M", parameters / 1e6),
+    table.rows.push_back({way.name, fmt::format("{}", width), fmt::format("{:.1f} M", parameters / 1e6),
                           fmt::format("{:.2f} x", parameters / plain),
                           fmt::format("{:.0f}", result.tokens_per_second)});
   }
@@ -222,7 +106,7 @@ void ladder(Section& section, const Sizes& sizes) {
 
 // A limit between the bytes of every block checkpointed and the least bytes of a plan, above the weights.
 int64_t limit_for_plans_alone(const plan::Profile& profile, int64_t every_block) {
-  const int64_t least = plan::curve(plan::Simulator(profile), {.points = 2}).smallest_feasible_bytes();
+  const int64_t least = least_bytes_of_plan(profile);
   return (least + std::max(least, every_block)) / 2;
 }
 
@@ -238,10 +122,7 @@ void long_sequence(Section& section, const CompareFlags& flags) {
     return bytes_of_step(parameters, [&] { forward().backward(); }).peak;
   };
   const int64_t needed = peak_of(plain);
-  std::vector<Tensor> expected;
-  for (const Tensor& parameter : parameters) {
-    expected.push_back(parameter.grad().clone());
-  }
+  const std::vector<Tensor> expected = gradients_of(parameters);
   const int64_t every_block = peak_of(checkpointed);
   drop_gradients(parameters);
   const plan::Profile profile = detail::profile_step(plain);
@@ -249,17 +130,12 @@ void long_sequence(Section& section, const CompareFlags& flags) {
   const ActivationPlan plan = detail::plan_activations(profile, plain, Bytes(budget));
   drop_gradients(parameters);
   const int64_t before = live_bytes(flags.device).count();
-  const auto planned = [&] {
-    const Rematerialize scope(plan);
-    return plain();
-  };
   Table table{.header = {"way", "peak of forward and backward", "in the limit", "gradients against plain"}};
   const auto row = [&](const std::string& name, const std::function<Tensor()>& forward) {
     const int64_t peak = peak_of(forward);
     drop_gradients(parameters);
     const bool ran = fits(flags.device, before + budget, [&] { forward().backward(); });
-    const bool same = ran && std::equal(parameters.begin(), parameters.end(), expected.begin(),
-                                        [](const Tensor& a, const Tensor& b) { return torch::equal(a.grad(), b); });
+    const bool same = ran && same_bits(gradients_of(parameters), expected);
     table.rows.push_back({name, bytes_text(peak), ran ? "trains" : "runs out of memory",
                           !ran   ? ""
                           : same ? "equal to the bit"
@@ -268,7 +144,7 @@ void long_sequence(Section& section, const CompareFlags& flags) {
   };
   const bool plain_ran = row("plain", plain);
   const bool checkpointed_ran = row("every block checkpointed", checkpointed);
-  const bool plan_ran = row("automatic plan", planned);
+  const bool plan_ran = row("automatic plan", under_plan(plain, plan));
   const auto in_words = [](bool ran) { return ran ? "trains" : "runs out of memory"; };
   section.findings.push_back(fmt::format(
       "One sequence of a {}: plain training needs {} above the weights. Under {} it {}, with every block checkpointed "
@@ -287,13 +163,12 @@ void long_sequence(Section& section, const CompareFlags& flags) {
 // Three steps of a GPT of 151 M parameters in a limit in which plain LibTorch runs out of memory: by 8-bit AdamW, and
 // so on the CPU.
 void large_gpt(Section& section) {
-  const Sizes sizes{
-      .device = torch::kCPU, .limit = int64_t{2} << 30, .layers = 12, .context = 256, .batch = 2, .width_unit = 64};
+  const GptSizes sizes{.limit = int64_t{2} << 30, .layers = 12, .context = 256, .batch = 2};
   constexpr int64_t kWidth = 1024;
-  const bool plain_fits = trains(kRungs[0], sizes, kWidth);
+  const bool plain_fits = gpt_trains(kLadder[0], sizes, kWidth);
   const MemoryLimit limit(sizes.device, Bytes(sizes.limit));
-  Training training(kRungs[3], sizes, kWidth);
-  const Tensor tokens = tokens_of(sizes, sizes.batch, sizes.context);
+  GptTraining training(kLadder[3], sizes, kWidth);
+  const Tensor tokens = gpt_tokens(sizes, sizes.batch, sizes.context);
   std::string losses;
   for (int step = 0; step < 3; ++step) {
     losses += fmt::format("{}{:.3f}", step == 0 ? "" : ", ", training.step(tokens));
@@ -311,18 +186,10 @@ Section compare_fit(const CompareFlags& flags) {
                   .idea =
                       "A number of bytes, and the largest model that trains within it, as one technique after the "
                       "other is added; and what no micro-batch can help: one sample that does not fit."};
-  const Sizes sizes = flags.quick ? Sizes{.device = flags.device,
-                                          .limit = int64_t{200} << 20,
-                                          .layers = 6,
-                                          .context = 128,
-                                          .batch = 8,
-                                          .width_unit = 32}
-                                  : Sizes{.device = flags.device,
-                                          .limit = int64_t{1} << 30,
-                                          .layers = 12,
-                                          .context = 256,
-                                          .batch = 8,
-                                          .width_unit = 32};
+  const GptSizes sizes =
+      flags.quick
+          ? GptSizes{.device = flags.device, .limit = int64_t{200} << 20, .layers = 6, .context = 128, .batch = 8}
+          : GptSizes{.device = flags.device, .limit = int64_t{1} << 30, .layers = 12, .context = 256, .batch = 8};
   ladder(section, sizes);
   long_sequence(section, flags);
   if (!flags.device.is_cpu()) {

@@ -12,12 +12,16 @@
 #include <torch/torch.h>
 
 #include "program/compare/experiment.h"
-#include "program/compare/measure.h"
-#include "program/compare/two_tasks.h"
+#include "program/measure/measure.h"
+#include "program/measure/two_tasks.h"
 #include "program/run/device.h"
+#include "snug/memory.h"
 #include "snug/stepper.h"
 
 namespace snug::cli {
+
+using namespace measure;
+
 namespace {
 
 using at::Tensor;

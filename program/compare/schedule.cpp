@@ -11,15 +11,18 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "program/compare/deep_models.h"
-#include "program/compare/measure.h"
+#include "program/measure/deep_models.h"
+#include "program/measure/measure.h"
+#include "program/measure/plans.h"
 #include "snug/core.h"
 #include "snug/plan.h"
-#include "src/planner/curve.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 
 namespace snug::cli {
+
+using namespace measure;
+
 namespace {
 
 using at::Tensor;
@@ -153,7 +156,7 @@ NamedPlan plan_in_the_bytes_of_segments(const std::function<Tensor()>& forward, 
   const int64_t bytes = bytes_of_step(parameters, [&] { forward().backward(); }).peak;
   drop_gradients(parameters);
   const plan::Profile profile = detail::profile_step(plain);
-  const int64_t least = plan::curve(plan::Simulator(profile), {.points = 2}).smallest_feasible_bytes();
+  const int64_t least = least_bytes_of_plan(profile);
   const std::string times =
       least > bytes ? fmt::format("{:.2f} times ", static_cast<double>(least) / static_cast<double>(bytes)) : "";
   return {.name = fmt::format("automatic, in {}the bytes of sqrt(n) segments", times),
@@ -177,13 +180,10 @@ Schedule recorded_schedule(c10::Device device) {
   };
   const std::function<Tensor()> plain = way("plain"), segments = way("sqrt(n)");
   const NamedPlan automatic = plan_in_the_bytes_of_segments(segments, model, plain);
-  const auto planned = [&] {
-    const Rematerialize scope(automatic.plan);
-    return plain();
-  };
   return {.blocks = kBlocks,
           .ways = {recorded("plain", model, plain), recorded("sqrt(n) segments", model, segments),
-                   recorded("nested", model, way("nested")), recorded(automatic.name, model, planned)}};
+                   recorded("nested", model, way("nested")),
+                   recorded(automatic.name, model, under_plan(plain, automatic.plan))}};
 }
 
 Exhibit schedule_exhibit(Schedule schedule) {

@@ -12,12 +12,13 @@
 #include <torch/torch.h>
 
 #include "program/compare/experiment.h"
-#include "program/compare/measure.h"
-#include "program/compare/python_peer.h"
 #include "program/compare/sin_cos_width.h"
-#include "program/compare/two_tasks.h"
+#include "program/measure/measure.h"
+#include "program/measure/two_tasks.h"
 
 namespace snug::cli {
+
+using namespace measure;
 
 namespace {
 
@@ -87,20 +88,14 @@ struct Timed {
   std::vector<Way> ways;
   int64_t epochs_a_turn;
   Turns turns = {};
-  size_t snug_fp32 = 0;  // index of the way
-  std::optional<size_t> python_fp32 = {};
 };
 
-Timed time_ways(const CompareFlags& flags, const TwoTasksData& data, const std::vector<c10::ScalarType>& low) {
+Timed time_ways(const CompareFlags& flags, const TwoTasksData& data) {
   Timed timed{.ways = {}, .epochs_a_turn = flags.quick || flags.epochs > 0 ? 10 : 50};
   timed.ways.push_back(articles_loop("LibTorch, FP32", data, kTwoTasksWidth, std::nullopt));
-  for (const c10::ScalarType type : low) {
-    timed.ways.push_back(articles_loop(fmt::format("autocast to {}", type == torch::kBFloat16 ? "BF16" : "FP16"), data,
-                                       kTwoTasksWidth, type));
-  }
+  timed.ways.push_back(articles_loop("autocast to BF16", data, kTwoTasksWidth, torch::kBFloat16));
   const int64_t full = fastest_micro_batch(data, kTwoTasksWidth, Precision::Float32);
   const int64_t half = fastest_micro_batch(data, kTwoTasksWidth, Precision::BFloat16);
-  timed.snug_fp32 = timed.ways.size();
   timed.ways.push_back(stepper_loop(fmt::format("snug, FP32, micro-batches of {}", full), data, kTwoTasksWidth,
                                     Precision::Float32, full));
   timed.ways.push_back(stepper_loop(fmt::format("snug, BF16, micro-batches of {}", half), data, kTwoTasksWidth,
@@ -108,16 +103,6 @@ Timed time_ways(const CompareFlags& flags, const TwoTasksData& data, const std::
   std::vector<std::function<double()>> programs;
   for (const Way& way : timed.ways) {
     programs.emplace_back([way, epochs = timed.epochs_a_turn] { return way.seconds_of_epochs(epochs); });
-  }
-  std::optional<PythonPeer> python;
-  if (!flags.python.empty()) {
-    timed.python_fp32 = timed.ways.size();
-    python.emplace(flags.python, sin_cos_script(), std::vector<std::string>{std::to_string(data.x.size(0))});
-    for (const auto& [name, title] : {std::pair{"float32", "Python, FP32"}, {"bfloat16", "Python, autocast to BF16"}}) {
-      timed.ways.push_back({.name = title, .epoch = {}});
-      programs.emplace_back(
-          [&python, name = std::string(name), epochs = timed.epochs_a_turn] { return python->seconds(name, epochs); });
-    }
   }
   timed.turns = take_turns(programs, flags.turns(7));
   return timed;
@@ -180,18 +165,12 @@ Section compare_sin_cos(const CompareFlags& flags) {
   std::vector<SinCosTraining> trainings;
   trainings.push_back(train(articles_loop("FP32", data, kTwoTasksWidth, std::nullopt), epochs, places));
   trainings.push_back(train(articles_loop("BF16 autocast", data, kTwoTasksWidth, torch::kBFloat16), epochs, places));
-  const Timed timed = time_ways(flags, data, {torch::kBFloat16});
+  const Timed timed = time_ways(flags, data);
   tell_five_lines(section, timed, epochs, points, flags.device);
   for (const SinCosTraining& training : trainings) {
     section.findings.push_back(
         fmt::format("{}: loss {:.2g} after {} epochs, and nowhere further than {:.2g} from the truth.",
                     training.losses.name, training.losses.y.back(), epochs, error_of(training, places)));
-  }
-  if (timed.python_fp32) {
-    section.findings.push_back(
-        fmt::format("In FP32 Python takes {} times as long as snug with the micro-batch that is fastest here; "
-                    "asked for: at least 1.1.",
-                    str(timed.turns.ratio(*timed.python_fp32, timed.snug_fp32))));
   }
   section.findings.push_back(fmt::format(
       "In BF16 the last loss is {:.1f} times that in FP32{}.",

@@ -9,10 +9,12 @@
 
 #include <fmt/format.h>
 
-#include "program/compare/measure.h"
-#include "program/compare/two_tasks.h"
+#include "program/measure/measure.h"
+#include "program/measure/two_tasks.h"
 
 namespace snug::cli {
+
+using namespace measure;
 
 void sweep_two_tasks_width(Section& section, const CompareFlags& flags, int64_t points) {
   const std::vector<int64_t> widths =

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "program/command.h"
-#include "program/compare/measure.h"
+#include "program/measure/measure.h"
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "tests/accelerator/accelerator.h"
@@ -55,11 +55,11 @@ TEST(Largest, FindsTheEndFromWhereverItBegins) {
         EXPECT_TRUE(value >= 1 && value <= kMost) << value;
         return value <= end;
       };
-      EXPECT_EQ(cli::largest(kMost, works, expected), end) << "from " << expected;
+      EXPECT_EQ(measure::largest(kMost, works, expected), end) << "from " << expected;
     }
   }
   int64_t tries = 0;
-  EXPECT_EQ(cli::largest(1 << 14, [&](int64_t value) { return ++tries, value <= 5000; }, 5000), 5000);
+  EXPECT_EQ(measure::largest(1 << 14, [&](int64_t value) { return ++tries, value <= 5000; }, 5000), 5000);
   EXPECT_EQ(tries, 2);
 }
 
@@ -108,7 +108,7 @@ TEST(CompareOnTheSimulatedDevice, ChangesNoBitByKeepingLess) {
 
 TEST(CompareOnTheSimulatedDevice, RefusesWhatIsForTheCpu) {
   const TemporaryFolder folder;
-  for (const std::string options : {"data-parallel", "sin-cos --python python3", "python --results results.md"}) {
+  for (const std::string options : {"data-parallel", "python --results results.md"}) {
     EXPECT_THAT([&] { compare(folder / "page", options + " --device " + name_of_device()); },
                 ThrowsMessage<ConfigError>(
                     AllOf(HasSubstr("compare: "), HasSubstr("CPU"), HasSubstr("without --device " + name_of_device()))))

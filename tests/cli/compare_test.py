@@ -266,7 +266,6 @@ class Compare(SnugTest):
                                         (2, ["sin-cos", "--device", "cuda:99"], ["cuda:99"]), (2, ["--quik"], ["--quik", "--quick"])):
             self.refuses(status, "compare", *arguments, "--out", out, says=says)
             self.assertFalse(out.exists())
-        self.refuses(1, "compare", "sin-cos", *SMALL, "--python", "no-such-python", "--out", out, says=["no-such-python"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-#include "program/compare/measure.h"
+#include "program/measure/measure.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <ctime>
 #include <fstream>
@@ -18,9 +19,7 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 
-namespace snug::cli {
-
-namespace {
+namespace snug::measure {
 
 void wait_for(c10::Device device) {
   if (!device.is_cpu()) {
@@ -28,14 +27,21 @@ void wait_for(c10::Device device) {
   }
 }
 
-}  // namespace
-
 double seconds_of(c10::Device device, const std::function<void()>& work) {
   wait_for(device);
   const auto start = std::chrono::steady_clock::now();
   work();
   wait_for(device);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double busy_seconds_of(c10::Device device, const std::function<void()>& work) {
+  if (!device.is_cpu()) {
+    return seconds_of(device, work);
+  }
+  const std::clock_t start = std::clock();
+  work();
+  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
 }
 
 Spread spread_of(const std::vector<double>& values) {
@@ -83,6 +89,25 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
     bytes += static_cast<int64_t>(tensor.nbytes());
   }
   return bytes;
+}
+
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : parameters) {
+    gradients.push_back(parameter.grad().defined() ? parameter.grad().detach().clone() : at::Tensor());
+  }
+  return gradients;
+}
+
+bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  const auto bits = [](const at::Tensor& tensor) {
+    return tensor.detach().cpu().contiguous().flatten().view(at::kByte);
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const at::Tensor& x, const at::Tensor& y) {
+    return x.defined() && y.defined()
+               ? x.sizes() == y.sizes() && x.scalar_type() == y.scalar_type() && bits(x).equal(bits(y))
+               : x.defined() == y.defined();
+  });
 }
 
 StepBytes bytes_of_step(const std::vector<at::Tensor>& parameters, const std::function<void()>& step) {
@@ -149,4 +174,4 @@ std::string bytes_text(int64_t bytes) { return Bytes(std::max<int64_t>(bytes, 0)
 
 std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
-}  // namespace snug::cli
+}  // namespace snug::measure

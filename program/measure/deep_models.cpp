@@ -1,4 +1,4 @@
-#include "program/compare/deep_models.h"
+#include "program/measure/deep_models.h"
 
 #include <cmath>
 #include <optional>
@@ -7,25 +7,16 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "program/models/gpt.h"
 #include "program/models/resnet.h"
 #include "program/run/device.h"
-#include "snug/checkpoint.h"
 #include "snug/extra/reversible.h"
 #include "snug/offload.h"
 #include "snug/sliced.h"
 
-namespace snug::cli {
+namespace snug::measure {
 namespace {
 
 using at::Tensor;
-
-Tensor in_order(const Layers& layers, Tensor x) {
-  for (const Layer& layer : layers) {
-    x = layer(std::move(x));
-  }
-  return x;
-}
 
 // Runs the chain in halves, each half in halves, and so on: about log2(n) inputs are alive at a time, and a layer runs
 // about log2(n) times.
@@ -80,6 +71,20 @@ Layer reversible_resnet(const ResNet& resnet, size_t blocks_a_stage) {
 
 }  // namespace
 
+Tensor in_order(const Layers& layers, Tensor x) {
+  for (const Layer& layer : layers) {
+    x = layer(std::move(x));
+  }
+  return x;
+}
+
+Tensor each_checkpointed(const Layers& layers, Tensor x, const CheckpointOptions& options) {
+  for (const Layer& layer : layers) {
+    x = checkpoint(options, layer, std::move(x));
+  }
+  return x;
+}
+
 std::vector<Tensor> DeepModel::parameters() const { return module->parameters(); }
 
 DeepModel deep_mlp(int64_t layers, int64_t width, int64_t batch) {
@@ -102,13 +107,19 @@ DeepModel deep_mlp(int64_t layers, int64_t width, int64_t batch) {
 }
 
 DeepModel deep_gpt(int64_t layers, int64_t width, int64_t context, int64_t batch) {
+  return deep_gpt(GptOptions{.context = context, .layers = layers, .heads = width / 32, .width = width}, batch);
+}
+
+DeepModel deep_gpt(const GptOptions& options, int64_t batch) {
   torch::manual_seed(1);
-  Gpt gpt(GptOptions{.context = context, .layers = layers, .heads = width / 32, .width = width});
-  DeepModel model{.name = "gpt",
-                  .what = fmt::format("GPT of {} blocks, {} wide, {} tokens a sequence", layers, width, context),
-                  .module = gpt.ptr(),
-                  .layers = {},
-                  .batch = batch};
+  Gpt gpt(options);
+  const int64_t context = options.context;
+  DeepModel model{
+      .name = "gpt",
+      .what = fmt::format("GPT of {} blocks, {} wide, {} tokens a sequence", options.layers, options.width, context),
+      .module = gpt.ptr(),
+      .layers = {},
+      .batch = batch};
   Layers halves;
   for (GptBlock block : gpt->blocks) {
     model.layers.push_back([block](const Tensor& x) mutable { return block->forward(x); });
@@ -117,7 +128,7 @@ DeepModel deep_gpt(int64_t layers, int64_t width, int64_t context, int64_t batch
     halves.push_back([block](const Tensor& x) mutable { return block->mlp->forward(block->mlp_norm->forward(x)); });
   }
   model.reversible = reversible_in_pairs(halves);
-  model.input = [context](int64_t items) { return torch::randint(256, {items, context}); };
+  model.input = [vocab = options.vocab, context](int64_t items) { return torch::randint(vocab, {items, context}); };
   model.loss = [gpt, context](const Tensor& tokens, const Layer& run) mutable {
     Tensor h = gpt->token_embedding->forward(tokens) +
                gpt->position_embedding->forward(torch::arange(context, tokens.device()));
@@ -168,13 +179,8 @@ std::vector<Technique> techniques_for(const DeepModel& model) {
        .run = [](const DeepModel& m, const Tensor& x) { return nested(m.layers, 0, m.layers.size(), x); }},
       {.name = "selective",
        .label = "keeps matrix products",
-       .run =
-           [](const DeepModel& m, Tensor x) {
-             for (const Layer& layer : m.layers) {
-               x = checkpoint({.policy = save_matmuls}, layer, std::move(x));
-             }
-             return x;
-           }},
+       .run = [](const DeepModel& m,
+                 const Tensor& x) { return each_checkpointed(m.layers, x, {.policy = save_matmuls}); }},
       {.name = "offload",
        .label = model.parameters().front().is_cpu() ? "to a file" : "to host memory",
        .run = [](const DeepModel& m, const Tensor& x) { return in_order(m.layers, x); },
@@ -202,4 +208,4 @@ Tensor forward_under(const Technique& technique, const DeepModel& model, const T
   return model.loss(input, [&](Tensor x) { return technique.run(model, std::move(x)); });
 }
 
-}  // namespace snug::cli
+}  // namespace snug::measure

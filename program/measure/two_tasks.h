@@ -1,6 +1,6 @@
 #pragma once
-// The network and the data of the sin-cos experiment: a trunk shared by two heads, one head for the sine, one for the
-// cosine.
+// The network and the data of sine and cosine: a trunk shared by two heads, one head for the sine, one for the cosine.
+// `snug compare sin-cos` and benchmarks/sin_cos train the network.
 
 #include <cstdint>
 #include <functional>
@@ -8,13 +8,13 @@
 #include <optional>
 #include <string>
 
+#include <c10/core/Device.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
 
-#include "program/compare/experiment.h"
 #include "snug/precision.h"
 
-namespace snug::cli {
+namespace snug::measure {
 
 /// 1 -> width -> width -> width with ReLU after each; each head Linear(width, width), ReLU, Linear(width, 1).
 class TwoTasksImpl : public torch::nn::Module {
@@ -55,11 +55,11 @@ struct Way {
 /// The loop of the articles, on the device of the data: torch's Adam, the whole batch at once; in 16 bits by autocast.
 Way articles_loop(std::string name, const TwoTasksData& data, int64_t width, std::optional<c10::ScalarType> autocast);
 
-/// The same mathematics through the Stepper: micro-batches that stay in the caches, and an
-/// optimizer that reads each weight once.
+/// The same mathematics through the Stepper: micro-batches that stay in the caches, and an optimizer that reads each
+/// weight once.
 Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Precision precision, int64_t micro_batch);
 
 /// Of a few sizes, the size with the fastest epochs through the Stepper when all sizes take turns.
 int64_t fastest_micro_batch(const TwoTasksData& data, int64_t width, Precision precision);
 
-}  // namespace snug::cli
+}  // namespace snug::measure

@@ -1,6 +1,11 @@
 #pragma once
-// Deep networks as chains of layers, and techniques for running a chain in fewer bytes: the subjects of the
-// checkpointing experiment.
+// Deep networks as chains of layers, and techniques for running a chain in fewer bytes.
+//
+//   const DeepModel model = deep_gpt({.layers = 12}, /*batch=*/4);
+//   const at::Tensor input = model.input(model.batch);
+//   for (const Technique& technique : techniques_for(model)) {
+//     forward_under(technique, model, input).backward();
+//   }
 
 #include <cstdint>
 #include <functional>
@@ -11,11 +16,14 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include "program/models/gpt.h"
+#include "snug/checkpoint.h"
+
 namespace torch::nn {
 class Module;
 }
 
-namespace snug::cli {
+namespace snug::measure {
 
 using Layer = std::function<at::Tensor(at::Tensor)>;
 using Layers = std::vector<Layer>;
@@ -38,6 +46,8 @@ struct DeepModel {
 };
 
 DeepModel deep_mlp(int64_t layers, int64_t width, int64_t batch);
+DeepModel deep_gpt(const GptOptions& options, int64_t batch);
+/// The same with heads of 32 numbers each.
 DeepModel deep_gpt(int64_t layers, int64_t width, int64_t context, int64_t batch);
 DeepModel deep_resnet(int64_t depth, int64_t batch);
 
@@ -55,6 +65,12 @@ struct Technique {
   std::string title() const { return label.empty() ? name : name + ", " + label; }
 };
 
+/// Runs the layers one after the other, and keeps everything.
+at::Tensor in_order(const Layers& layers, at::Tensor x);
+
+/// Runs the layers one after the other, each as a checkpointed region.
+at::Tensor each_checkpointed(const Layers& layers, at::Tensor x, const CheckpointOptions& options = {});
+
 /// The plain technique first; without techniques that plan (see Rematerialize).
 std::vector<Technique> techniques_for(const DeepModel& model);
 
@@ -64,4 +80,4 @@ const Technique& every_layer(const std::vector<Technique>& techniques);
 /// Runs one forward pass under the technique and returns the loss.
 at::Tensor forward_under(const Technique& technique, const DeepModel& model, const at::Tensor& input);
 
-}  // namespace snug::cli
+}  // namespace snug::measure

@@ -1,6 +1,6 @@
 #pragma once
-// The measurements of the experiments: times as ratios of two programs that take turns, and bytes as counted by the
-// allocator.
+// What `snug compare` and the benchmarks measure with: times as ratios of programs that take turns, bytes as counted by
+// the allocator, comparisons to the bit, and numbers as text.
 
 #include <cstdint>
 #include <functional>
@@ -11,13 +11,17 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include "program/compare/exhibit.h"
-#include "snug/memory.h"
+namespace snug::measure {
 
-namespace snug::cli {
+/// Waits until the device has done the work given to the device. Does nothing for the CPU.
+void wait_for(c10::Device device);
 
 /// Seconds until the device has done the work.
 double seconds_of(c10::Device device, const std::function<void()>& work);
+
+/// On the CPU seconds of the processor, which depend less on other programs; on other devices as seconds_of, because
+/// such a device computes beside the processor.
+double busy_seconds_of(c10::Device device, const std::function<void()>& work);
 
 /// The spread of several runs.
 struct Spread {
@@ -57,6 +61,12 @@ StepBytes bytes_of_step(const std::vector<at::Tensor>& parameters, const std::fu
 void drop_gradients(const std::vector<at::Tensor>& parameters);
 int64_t bytes_of(const std::vector<at::Tensor>& tensors);
 
+/// Copies; undefined for a parameter without a gradient.
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters);
+
+/// Whether shapes, dtypes and bits are equal, pair by pair. Undefined tensors equal undefined tensors.
+bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
+
 /// Whether `work` stays within `bytes` of live tensor memory on the device.
 bool fits(c10::Device device, int64_t bytes, const std::function<void()>& work);
 
@@ -71,4 +81,4 @@ std::string machine(c10::Device device);
 std::string bytes_text(int64_t bytes);
 std::string percent(double share);
 
-}  // namespace snug::cli
+}  // namespace snug::measure

@@ -1,4 +1,4 @@
-#include "program/compare/two_tasks.h"
+#include "program/measure/two_tasks.h"
 
 #include <numbers>
 #include <utility>
@@ -6,13 +6,13 @@
 
 #include <torch/torch.h>
 
-#include "program/compare/measure.h"
+#include "program/measure/measure.h"
 #include "program/run/device.h"
 #include "snug/adamw.h"
 #include "snug/autocast.h"
 #include "snug/stepper.h"
 
-namespace snug::cli {
+namespace snug::measure {
 
 TwoTasksImpl::TwoTasksImpl(int64_t width) {
   const auto linear = [](int64_t in, int64_t out) { return torch::nn::Linear(in, out); };
@@ -115,4 +115,4 @@ int64_t fastest_micro_batch(const TwoTasksData& data, int64_t width, Precision p
   return sizes[best];
 }
 
-}  // namespace snug::cli
+}  // namespace snug::measure
