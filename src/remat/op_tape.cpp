@@ -1,5 +1,6 @@
 #include "src/remat/op_tape.h"
 
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -33,7 +34,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
     call.proceed(stack);
     return;
   }
-  storages_->finish_streams_before(replays_.next());
+  storages_->finish_transfers_before(replays_.next());
   RunningOperator running = writer_.begin(call, stack);
   TapeOperator& record = running.record;
   for (const TapeOperator::Operand& operand : record.operands) {
@@ -79,7 +80,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
 void OpTape::unseen_write(const at::Tensor& tensor) {
   const std::lock_guard lock(state_->mutex);
   if (!state_->is_closed) {
-    writer_.unseen_write(tensor);
+    writer_.note_unseen_write_to(tensor);
   }
 }
 

@@ -43,6 +43,7 @@
 // - TapeState has what all parts know: the region or the ScheduleCursor, the listener, and how far the step is.
 
 #include <any>
+#include <atomic>
 #include <memory>
 #include <set>
 #include <string>

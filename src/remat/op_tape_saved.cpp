@@ -2,6 +2,7 @@
 #include <any>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -118,7 +119,7 @@ void OpTape::begin_unpacking(Slot& slot) {
   }
   slot.pass = current_pass();
   state_->cursor.arrive(slot.storage);
-  storages_->finish_streams_and_fetch();
+  storages_->finish_transfers_and_fetch();
 }
 
 // Releases the storages that the pass needs no more. If the graph is kept, another pass may come and rebuild the
@@ -201,6 +202,7 @@ at::Tensor OpTape::unpack(std::any& packed) {
 }
 
 std::any OpTape::pack_result(const at::Tensor& tensor) {
+  const std::lock_guard lock(state_->mutex);
   if (const std::optional<int> known = storages_->known_number_of(tensor)) {
     replays_.add_result(*known);
   }

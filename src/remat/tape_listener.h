@@ -1,5 +1,5 @@
 #pragma once
-// TapeListener: is told of every event on an OpTape.
+// TapeListener: is told of every event on an OpTape. TapeRecorder makes a profile of the events.
 
 #include <cstdint>
 #include <utility>
@@ -11,7 +11,7 @@
 
 namespace snug::detail {
 
-/// Hears nothing. TapeRecorder overrides TapeListener.
+/// Each function does nothing unless overridden. TapeRecorder overrides all of them.
 class TapeListener {
  public:
   virtual ~TapeListener() = default;

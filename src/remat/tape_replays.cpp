@@ -27,9 +27,9 @@
 //
 // Consequences:
 // - A failed search throws CannotRebuild before any operator runs.
-// - An operator runs again before a write, too: a write that no operator made, or an operator that is not in the
-//   schedule, replaces values that cannot be made again. keep_what_depends_on() rebuilds and keeps the dropped results
-//   that depend on the values.
+// - Operators also run again where values that cannot be made again are replaced: before an operator that is not in the
+//   schedule writes, and after a write that no operator made. keep_what_depends_on() rebuilds and keeps the dropped
+//   results that depend on the values, as far as the values are still there.
 
 namespace snug::detail {
 
@@ -191,7 +191,7 @@ void TapeReplays::judge(const RunningOperator& running) {
     if (state_.region) {
       judge_in_region(running, value.storage);
     }
-    if (storages_.holds_only_what_is_lost() && !storage.is_rebuildable) {
+    if (storages_.drops_all_that_can_be_rebuilt() && !storage.is_rebuildable) {
       storages_.claim(value.storage);  // so that storages made from this storage can be rebuilt
     }
   }
@@ -272,22 +272,23 @@ void TapeReplays::note_unseen_write(int storage) {
   TapeStorage& s = storages_.at(storage);
   const bool is_lost = s.is_external() || !s.is_rebuildable;
   s.producers.push_back(-1);
+  const plan::Value written{storage, s.last_version()};
   s.is_rebuildable = s.is_external();
   if (state_.region && std::exchange(s.is_read, false) && is_lost) {
     keep_what_depends_on({storage});
   }
   state_.listener->before_operator();
-  state_.listener->after_operator(
-      {.name = std::string(plan::kOtherWrite), .writes = {{storage, s.last_version()}}, .replayable = false}, {});
+  state_.listener->after_operator({.name = std::string(plan::kOtherWrite), .writes = {written}, .replayable = false},
+                                  {});
 }
 
 void TapeReplays::note_all_unseen_writes() {
   for (int s = 0; s < storages_.size(); ++s) {
-    TapeStorage& storage = storages_.at(s);
+    const TapeStorage& storage = storages_.at(s);
     if (storage.has_changed_unseen() && !storage.was_dropped && storage.holding.is_in_use()) {
       note_unseen_write(s);
     }
-    for (WriteCount& count : storage.counts) {
+    for (WriteCount& count : storages_.at(s).counts) {
       count.accept();
     }
   }

@@ -12,8 +12,10 @@
 
 #include <ATen/core/Generator.h>
 
+#include "snug/checkpoint.h"
 #include "snug/core.h"
 #include "src/memory/operator_mode.h"
+#include "src/planner/profile.h"
 #include "src/planner/replay.h"
 #include "src/remat/tape_storages.h"
 

@@ -34,7 +34,9 @@ struct TapeState {
     listener->after_replay();
   }
 
-  std::recursive_mutex mutex;  // locked around each use of a part; unlocked while an operator of the program runs
+  // Locked around each use of a part that may meet another thread; unlocked while an operator of the program runs.
+  // TapeStorages locks the mutex itself when a program's memory is released.
+  std::recursive_mutex mutex;
   ScheduleCursor cursor;
   std::optional<TapeRegion> region;  // a tape of a region has no schedule and no listener
   TapeListener nobody;

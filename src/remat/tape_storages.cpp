@@ -262,18 +262,18 @@ void TapeStorages::replace(int storage, const c10::Storage& memory) {
 // Like find(), but also loads a storage from the store. From the first to the last use in backward, the tape holds an
 // offloaded storage.
 c10::Storage TapeStorages::bring(int storage) {
-  wait_for_stream(storage);  // before anybody can write to the memory
-  TapeStorage& s = at(storage);
+  wait_for_transfer(storage);  // before anybody can write to the memory
   c10::Storage memory = find(storage);
-  if (!memory && s.holding.is_away()) {
+  if (!memory && at(storage).holding.is_away()) {
     memory = load(storage);
   }
-  if (!memory && s.outside != nullptr) {
+  if (!memory && at(storage).outside != nullptr) {
     memory = from_outside(storage);
   }
   if (memory) {
     meet_stream(storage, memory);
   }
+  const TapeStorage& s = at(storage);  // hooks of the program may have added storages
   const bool returns = state_->region ? s.outside != nullptr || (s.is_offloaded && s.unasked > 0) : goes_away(storage);
   if (memory && state_->is_closed && returns) {
     claim(storage);
@@ -304,7 +304,7 @@ void TapeStorages::put_away(int storage) {
   const TapeSchedule::ForStorage* scheduled = state_->cursor.of(storage);
   const bool streams = scheduled != nullptr && scheduled->streams && !has_unpacked_;
   if (streams && std::ssize(leaving_) == plan::kStreamsAtOnce) {
-    wait_for_oldest_stream();
+    wait_for_oldest_transfer();
   }
   s.holding.put_away(send(storage, memory, /*waits=*/!streams));
   s.is_leaving = streams && s.holding.is_away();
@@ -330,7 +330,7 @@ std::unique_ptr<StoredAway> TapeStorages::send(int storage, const c10::Storage& 
   }
 }
 
-void TapeStorages::wait_for_oldest_stream() {
+void TapeStorages::wait_for_oldest_transfer() {
   TapeStorage& s = at(leaving_.front());
   const int storage = leaving_.front();
   leaving_.pop_front();
@@ -348,23 +348,23 @@ void TapeStorages::wait_for_oldest_stream() {
   settle(storage);
 }
 
-void TapeStorages::wait_for_stream(int storage) {
+void TapeStorages::wait_for_transfer(int storage) {
   while (at(storage).is_leaving) {
-    wait_for_oldest_stream();
+    wait_for_oldest_transfer();
   }
 }
 
-void TapeStorages::finish_streams_before(int op) {
+void TapeStorages::finish_transfers_before(int op) {
   const TapeSchedule::Made* due = leaving_.empty() ? nullptr : state_->cursor.due(op);
   if (due != nullptr) {
-    std::ranges::for_each(due->waits_for, [&](int storage) { wait_for_stream(storage); });
+    std::ranges::for_each(due->waits_for, [&](int storage) { wait_for_transfer(storage); });
   }
 }
 
-void TapeStorages::finish_streams_and_fetch() {
+void TapeStorages::finish_transfers_and_fetch() {
   has_unpacked_ = true;
   while (!leaving_.empty()) {
-    wait_for_oldest_stream();
+    wait_for_oldest_transfer();
   }
   for (const int storage : state_->cursor.to_fetch()) {
     Holding& holding = at(storage).holding;

@@ -14,7 +14,10 @@
 #include <c10/core/Stream.h>
 #include <c10/util/flat_hash_map.h>
 
+#include "snug/checkpoint.h"
+#include "src/activations/offload_store.h"
 #include "src/memory/held.h"
+#include "src/planner/profile.h"
 #include "src/remat/holding.h"
 #include "src/remat/tape_state.h"
 
@@ -113,13 +116,15 @@ class TapeStorages : public std::enable_shared_from_this<TapeStorages> {
   bool goes_away(int storage) const;
   bool has_value(plan::Value value) const;
   void settle(int storage);
-  /// Makes the tape hold the storage until the schedule, or the region's backward pass, needs the storage no more.
+  /// Makes the tape hold the storage until the schedule, or the region's backward pass, needs the storage no more;
+  /// without schedule and region, until the forward pass is over.
   void claim(int storage) {
     at(storage).claimed = true;
     settle(storage);
   }
   /// Null: the storage is not in memory.
   c10::Storage find(int storage);
+  /// Like find(), but also loads the storage from the store.
   c10::Storage bring(int storage);
   void replace(int storage, const c10::Storage& memory);
   void watch(int storage, c10::StorageImpl& impl);
@@ -130,12 +135,12 @@ class TapeStorages : public std::enable_shared_from_this<TapeStorages> {
     store_ = std::move(store);
   }
   /// Whether everything is dropped but for storages that cannot be rebuilt.
-  bool holds_only_what_is_lost() const { return drops_everything_ && store_ == nullptr; }
+  bool drops_all_that_can_be_rebuilt() const { return drops_everything_ && store_ == nullptr; }
 
-  // Streams of a device, and storages that are streamed to the store.
+  // Streams of a device, and transfers of storages to the store and back.
   void note_stream(int storage, std::optional<c10::Stream> named);
-  void finish_streams_before(int op);
-  void finish_streams_and_fetch();
+  void finish_transfers_before(int op);
+  void finish_transfers_and_fetch();
 
   // Regions.
   void keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy);
@@ -154,8 +159,8 @@ class TapeStorages : public std::enable_shared_from_this<TapeStorages> {
   c10::Storage load(int storage);
   void put_away(int storage);
   std::unique_ptr<StoredAway> send(int storage, const c10::Storage& memory, bool waits);
-  void wait_for_oldest_stream();
-  void wait_for_stream(int storage);
+  void wait_for_oldest_transfer();
+  void wait_for_transfer(int storage);
 
   void begin_streams(int storage, const c10::Storage& memory);
   void add_stream(int storage, const c10::Storage& memory, const c10::Stream& stream);

@@ -10,6 +10,7 @@
 
 #include "src/core/has_bytes.h"
 #include "src/memory/backward_pass.h"
+#include "src/memory/held.h"
 
 // How the tape records an operator: operands, writes and results
 //
@@ -77,7 +78,7 @@ RunningOperator TapeWriter::begin(const OperatorCall& call, Stack& stack) {
     visit_written(traits, arguments, [&](const at::Tensor& tensor, size_t) { storages_.copy_before_write(tensor); });
   }
   for (const at::Tensor& tensor : statistics) {
-    unseen_write(tensor);
+    note_unseen_write_to(tensor);
   }
   for (const at::Tensor& tensor : written) {
     note_write(record, tensor);
@@ -172,7 +173,7 @@ void TapeWriter::take_back(const RunningOperator& running) {
   state_.listener->after_view();
 }
 
-void TapeWriter::unseen_write(const at::Tensor& tensor) {
+void TapeWriter::note_unseen_write_to(const at::Tensor& tensor) {
   if (!has_bytes(tensor)) {
     return;
   }

@@ -27,9 +27,10 @@ class TapeWriter {
   void read_results(RunningOperator& running, const Stack& stack);
   void follow_schedule(const TapeOperator& record);
   void tell_listener(const RunningOperator& running) const;
-  /// Something other than an operator has written, or is about to write, to the tensor.
-  void unseen_write(const at::Tensor& tensor);
-  /// A tensor without memory, equal to the tensor.
+  /// Notes that the tensor has got, or is about to get, values that no operator of the tape makes again: from outside
+  /// of the tape, or as statistics that an operator moves.
+  void note_unseen_write_to(const at::Tensor& tensor);
+  /// A tensor without memory, but equal to the tensor in everything else.
   at::Tensor shape_of(const at::Tensor& tensor) { return shapes_.of(tensor); }
   /// Describes the first operator with larger results than scheduled; empty: none so far.
   const std::string& growth() const { return growth_; }
