@@ -63,7 +63,7 @@ struct Gaussian {
 TEST(GradientNoise, FindsTheNoiseScaleOfGaussianGradients) {
   for (const auto& [small_items, measured] : {std::pair{1, 8}, {4, 8}, {1, 1}, {4, 1}}) {
     Gaussian gaussian{.coordinates = 20, .mean = 0.5, .deviation = 2};  // |G|^2 = 5, tr(S) = 80, B = 16
-    GradientNoise noise({.decay = 0.999});
+    GradientNoise noise(0.999);
     for (int step = 0; step < 3000; ++step) {
       EXPECT_TRUE(gaussian.add_step(noise, small_items, 8, measured));
     }
@@ -86,7 +86,7 @@ TEST(GradientNoise, IsExactWhereTheNormsAreTheExpectedOnes) {
 }
 
 TEST(GradientNoise, DividesTheAveragesAndDoesNotAverageTheRatios) {
-  GradientNoise noise({.decay = 0.5});
+  GradientNoise noise(0.5);
   noise.add(1 + 10.0, 1, 1 + 5.0, 2);   // |G|^2 = 1, tr(S) = 10
   noise.add(4 + 20.0, 1, 4 + 10.0, 2);  // |G|^2 = 4, tr(S) = 20; weights 1/3 and 2/3
   EXPECT_DOUBLE_EQ(*noise.squared_gradient(), 3);
@@ -145,7 +145,7 @@ TEST(GradientNoise, RefusesSizesNormsAndDecaysThatAreNone) {
   EXPECT_THROW(noise.add(-1, 1, 1, 4), ConfigError);
   EXPECT_THROW(noise.add(1, 1, -1, 4), ConfigError);
   for (const double decay : {-0.1, 1.0, std::nan("")}) {
-    EXPECT_THROW(GradientNoise({.decay = decay}), ConfigError);
+    EXPECT_THROW(GradientNoise{decay}, ConfigError);
   }
   EXPECT_EQ(noise.sums().weight, 0);
 }
