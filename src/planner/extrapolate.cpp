@@ -2,18 +2,20 @@
 
 #include <algorithm>
 
-// A step may not run within a budget under any plan, so the step has no profile. The refusal must still name the bytes
-// that the step takes (step/step_trials.cpp). Smaller parts of the batch may run, and have profiles.
+// The profile of a large micro-batch is expensive, and impossible where the micro-batch runs within a budget under no
+// plan. A plan may be searched, and a refusal must name bytes, without the profile (step/step_trials.cpp). Small parts
+// of the batch are cheap, and have profiles.
 //
-// The profile of the step is the continuation of a line through two such profiles. Bytes of a tensor with a single
-// dimension of items, or none, lie on the line exactly. Bytes of other tensors, for example of all pairs of items, do
-// not: the line underestimates them. Time is only roughly linear; the estimate is meant for bytes.
+// The profile of the large micro-batch is the continuation of a line through two such profiles. Bytes of a tensor with
+// a single dimension of items, or none, lie on the line exactly. Bytes of other tensors, for example of all pairs of
+// items, do not: the line underestimates them. Times are measured, and noise between two short times becomes large far
+// from both. So a time is at least that of an operator whose time does not depend on the items, and at most that of an
+// operator whose time is proportional to the items; for fewer items the other way round.
 //
 // Profiles that differ in operators, kinds of storages or the order of events have no line between them. Then no
 // profile is made, and the refusal names no number.
 
 namespace snug::plan {
-namespace {
 
 bool is_alike(const Profile& a, const Profile& b) {
   const auto same_operator = [](const Operator& x, const Operator& y) {
@@ -26,8 +28,6 @@ bool is_alike(const Profile& a, const Profile& b) {
          std::ranges::equal(a.storages, b.storages, same_storage) && std::ranges::equal(a.events, b.events, same_event);
 }
 
-}  // namespace
-
 std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items) {
   if (small.items >= large.items || !is_alike(small.profile, large.profile)) {
     return std::nullopt;
@@ -37,7 +37,10 @@ std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledIt
     return std::max<int64_t>(0, of_large + (of_large - of_small) * beyond / between);
   };
   const auto seconds = [&](double of_small, double of_large) {
-    return std::max(0.0, of_large + (of_large - of_small) * static_cast<double>(beyond) / static_cast<double>(between));
+    const double same_pace = of_large * static_cast<double>(items) / static_cast<double>(large.items);
+    const double on_line =
+        of_large + (of_large - of_small) * static_cast<double>(beyond) / static_cast<double>(between);
+    return std::clamp(on_line, std::min(of_large, same_pace), std::max(of_large, same_pace));
   };
   Profile result = large.profile;
   for (size_t i = 0; i < result.storages.size(); ++i) {

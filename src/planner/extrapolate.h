@@ -1,5 +1,5 @@
 #pragma once
-// The profile of a large micro-batch that cannot run, from the profiles of two small micro-batches.
+// The profile of a micro-batch that has not run, from the profiles of two small micro-batches.
 
 #include <cstdint>
 #include <optional>
@@ -14,9 +14,12 @@ struct ProfiledItems {
   int64_t items;
 };
 
-/// Every number of bytes and of seconds lies on the line through the two profiles. The line is exact for tensors with
-/// at most one dimension of items. Empty: `small` does not have fewer items than `large`, the profiles have different
-/// operators, or memory changes at different moments.
+/// Whether both profiles have the same operators, kinds of storages and order of events.
+bool is_alike(const Profile& a, const Profile& b);
+
+/// Every number of bytes lies on the line through the two profiles. The line is exact for tensors with at most one
+/// dimension of items. Seconds lie on the line, too, but between constant and proportional ones. Empty: `small` does
+/// not have fewer items than `large`, the profiles have different operators, or memory changes at different moments.
 std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items);
 
 }  // namespace snug::plan

@@ -85,6 +85,10 @@ class Solver::Search {
         filling_(simulator, uses_, pool_) {}
 
   void solve(int64_t budget);
+  void accept(const Stays& plan, int64_t budget) {
+    pool_.evaluate(plan, budget);
+    searched_.insert(budget);
+  }
   Answer answer(int64_t budget);
   Solution smallest();
   const Pool& pool() const { return pool_; }
@@ -178,8 +182,8 @@ std::vector<Point> Solver::Search::first_plans(int64_t budget) {
 
 void Solver::Search::solve(int64_t budget) {
   constexpr size_t kPolished = 5;
-  constexpr int64_t kSimulations = 10'000;  // small graphs gain nothing from more
-  constexpr double kGoodEnough = 1.001;     // times the bound: then the search ends
+  constexpr int64_t kSimulations = 3'000;  // small graphs gain nothing from more
+  constexpr double kGoodEnough = 1.005;    // times the bound: then the search ends
   if (!searched_.insert(budget).second) {
     return;
   }
@@ -240,6 +244,8 @@ Answer Solver::solve(int64_t budget) {
   search_->solve(budget);
   return search_->answer(budget);
 }
+
+void Solver::accept(const Stays& plan, int64_t budget) { search_->accept(plan, budget); }
 
 std::vector<Answer> Solver::curve(std::vector<int64_t> budgets) {
   std::vector<int64_t> ascending = budgets;

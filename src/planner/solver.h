@@ -43,6 +43,10 @@ class Solver {
   /// answered without another search, unless smallest() has found a plan within `budget` in between.
   Answer solve(int64_t budget);
 
+  /// From now on, `plan` is the answer for `budget`, without a search, unless a faster plan within `budget` is found
+  /// for another budget. `plan` must be possible, with a peak within `budget`.
+  void accept(const Stays& plan, int64_t budget);
+
   /// An answer for each budget. Budgets may have any order, and answers have the same order. A larger budget never has
   /// a slower plan.
   std::vector<Answer> curve(std::vector<int64_t> budgets);

@@ -17,6 +17,7 @@
 #include "snug/state.h"
 #include "src/memory/device.h"
 #include "src/planner/solver.h"
+#include "src/remat/activation_plan.h"
 #include "src/remat/op_tape.h"
 #include "src/remat/recorded_step.h"
 #include "src/remat/tape_recorder.h"
@@ -52,8 +53,8 @@ using detail::OpTape;
 using detail::ProfiledStep;
 using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
-constexpr size_t kMostRuns = 3, kLeastRuns = 2;  // the first run is cold
-constexpr size_t kOperatorsToTime = 10'000;      // in all runs together: enough for medians of alike operators
+constexpr size_t kLeastRuns = 2;             // the first run is cold
+constexpr size_t kOperatorsToTime = 10'000;  // in all runs together: enough for medians of alike operators
 
 // The profiled step, over all runs.
 struct ToProfile {
@@ -74,6 +75,11 @@ void forbid_replays_of_readers(plan::Profile& profile, const std::set<int>& stor
                       return storages.contains(value.storage);
                     });
   }
+}
+
+bool keeps_plan(const ActivationPlan& plan, const OpTape& tape, const detail::TapeRecorder& recorder) {
+  return tape.deviation().empty() && tape.growth().empty() && tape.different().empty() &&
+         recorder.peak_bytes() <= plan.predicted_peak_bytes;
 }
 
 bool is_from_before(const plan::Event& event) {
@@ -98,6 +104,10 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
   const int64_t before = taken();
   detail::TapeRecorder recorder(device);
   const auto tape = std::make_shared<OpTape>(schedule, &recorder);
+  const ActivationPlan* const plan = step.options.plan;
+  if (plan != nullptr) {
+    tape->verify_values();
+  }
   step.unfinished.reset();
   const auto note_writes = [&] {
     step.written_in_backward.insert(tape->written_in_backward().begin(), tape->written_in_backward().end());
@@ -114,10 +124,13 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
     throw;
   }
   note_writes();
+  const bool is_verified = plan != nullptr && keeps_plan(*plan, *tape, recorder);
   const int64_t let_go = recorder.let_go_bytes();
   plan::Profile profile = recorder.take();
   forbid_replays_of_readers(profile, step.written_in_backward);
-  return with_kept_results(std::move(profile), let_go, taken() - before + let_go, step.trial.counts_kept);
+  ProfiledStep found = with_kept_results(std::move(profile), let_go, taken() - before + let_go, step.trial.counts_kept);
+  found.keeps_plan = is_verified;
+  return found;
 }
 
 // Takes the least of each operator's times over a few runs of the same step.
@@ -312,22 +325,25 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
   detail::take_workspaces(device);
   std::optional<ProfiledStep> found;
   std::optional<FrugalSchedules> frugal;
-  Schedule schedule;  // null: plain training
+  // Null: plain training.
+  Schedule schedule = step.options.plan != nullptr ? detail::PlanContent::of(*step.options.plan).schedule() : nullptr;
   const auto is_enough = [&](size_t runs) {
-    return runs == kMostRuns || (runs >= kLeastRuns && runs * found->profile.operators.size() >= kOperatorsToTime);
+    return runs >= step.options.runs ||
+           (runs >= kLeastRuns && runs * found->profile.operators.size() >= kOperatorsToTime);
   };
   for (size_t runs = 0; !is_enough(runs);) {
     try {
       ProfiledStep one = profile_once(step, device, schedule);
       if (found) {
         take_least_times(one.profile, found->profile);
+        one.keeps_plan = one.keeps_plan && found->keeps_plan;
       }
       found = std::move(one);
       ++runs;
     } catch (const std::exception& error) {
       const bool is_outdated = frugal && frugal->is_outdated(step);
       const bool cannot_rebuild = dynamic_cast<const detail::CannotRebuild*>(&error) != nullptr;
-      if (!is_out_of_memory(error) && !(cannot_rebuild && is_outdated)) {
+      if (step.options.plan != nullptr || (!is_out_of_memory(error) && !(cannot_rebuild && is_outdated))) {
         throw;
       }
       if (!frugal || is_outdated) {

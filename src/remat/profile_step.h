@@ -2,6 +2,7 @@
 // profile_step: records a forward and backward pass of any model as a list of operators and storages. Plans are made
 // from the list.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 
@@ -9,6 +10,7 @@
 
 #include "snug/core.h"
 #include "snug/offload_link.h"
+#include "snug/plan.h"
 #include "src/planner/profile.h"
 #include "src/remat/effect_journal.h"
 
@@ -22,6 +24,11 @@ struct ProfileOptions {
   /// The link over which plans made from the profile may offload; see measure_offload_link. The default link is closed:
   /// plans do not offload.
   OffloadLink link = {};
+  /// A plan for the expected profile. The runs are under the plan, which is verified, and no run is made without the
+  /// plan: a run that fails ends the call. Null: runs are plain as long as plain training fits.
+  const ActivationPlan* plan = nullptr;
+  /// The most runs that succeed. Operators have the least time of all runs.
+  size_t runs = 3;
 };
 
 /// Runs forward and backward passes and records the operators, the least time of each operator, and every byte that the
@@ -40,6 +47,7 @@ plan::Profile profile_step(const std::function<at::Tensor()>& forward_and_loss, 
 struct ProfiledStep {
   plan::Profile profile;
   int64_t kept_bytes = 0;
+  bool keeps_plan = false;  ///< ProfileOptions::plan was followed, with equal bits and no more bytes than predicted
 };
 
 struct TrialOptions {

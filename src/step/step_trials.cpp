@@ -57,6 +57,8 @@ namespace {
 // Slices are tried coarsely: each try is a step that may run out of memory, and more slices than needed cost little.
 constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
 constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller parts only if none of these fits
+constexpr size_t kRunsToPredict = 2;
+constexpr int64_t kLessAfterFailure = 16;  // a plan that failed is followed by a plan in 15 of 16 parts of the bytes
 
 // Statistics of a batch differ from the statistics of its parts. An operator that writes to memory from before the step
 // keeps running statistics.
@@ -84,6 +86,10 @@ PlacedBytes bytes_of_activations(const plan::Profile& profile, const plan::Solut
     placed.outside += profile.storages[static_cast<size_t>(storage)].bytes;
   }
   return placed;
+}
+
+bool is_plain(const plan::Solution& plan) {
+  return plan.seconds <= plan.plain_seconds && plan.peak_bytes >= plan.plain_peak_bytes;
 }
 
 // Until the end of the returned scope a trial holds gradients, as the step will.
@@ -141,7 +147,7 @@ bool StepTrials::count_idle_state() {
 
 // --- trying
 
-void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices, bool persists) {
+void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) {
   TrialRunner& trial = step.trial;
   int64_t kept = 0;
   trial.unload();
@@ -154,8 +160,13 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices, 
     SameLosses losses("Stepper", ", or set plan = false");
     const auto forward = losses.of([&] { return trial.loss(); });
     ProfiledStep found =
-        profile_step(forward, {.link = limits_->link}, trial.journal(), {.counts_kept = true, .persists = persists});
-    tried_.insert_or_assign(items, Tried{std::move(found.profile), loaded, slices});
+        profile_step(forward, {.link = limits_->link, .plan = way.plan, .runs = way.runs}, trial.journal(),
+                     {.counts_kept = true, .persists = way.is_last_resort || is_least(step, items)});
+    Tried tried{.profile = std::move(found.profile), .loaded_bytes = loaded, .slices = way.slices};
+    if (found.keeps_plan && plan::is_alike(tried.profile, profile_of(*way.plan))) {
+      tried.verified = solution_of(*way.plan).stays;
+    }
+    tried_.insert_or_assign(items, std::move(tried));
     trial.unload();
     kept = found.kept_bytes;
   }
@@ -166,14 +177,15 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices, 
 }
 
 // False: the micro-batch does not run within the budget.
-bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices, bool is_last_resort) {
+bool StepTrials::try_one(const StepToPlan& step, int64_t items, const Way& way) {
   const auto note = [&](std::string_view what) {
-    untried_ += fmt::format("{:>12} {}{}\n", items, slices > 1 ? fmt::format("in {} slices ", slices) : "", what);
+    untried_ +=
+        fmt::format("{:>12} {}{}\n", items, way.slices > 1 ? fmt::format("in {} slices ", way.slices) : "", what);
   };
-  const SliceScope scope(slices);
+  const SliceScope scope(way.slices);
   tried_.erase(items);
   try {
-    profile(step, items, slices, is_last_resort || is_least(step, items));
+    profile(step, items, way);
   } catch (const DistributedError&) {
     throw;
   } catch (const std::exception& error) {
@@ -197,11 +209,91 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices, 
   return has_run;
 }
 
+// Predicts a micro-batch of `most` items, and also its half and so on if the step chooses, from two small
+// micro-batches. False: predictions do not help. Micro-batches of the step that ran for the predictions remain.
+bool StepTrials::predict(const StepToPlan& step, int64_t most) {
+  const int64_t large = std::max<int64_t>(most / 8, 4), small = large / 2;
+  if (most < 4 * large || !step.trial.pinned_by().empty()) {
+    return false;
+  }
+  const auto try_both = [&](StepTrials& trials) {
+    return trials.try_one(step, small, {.runs = kRunsToPredict}) &&
+           trials.try_one(step, large, {.runs = kRunsToPredict});
+  };
+  const auto predict_from = [&](const StepTrials& trials, int64_t items) {
+    const Tried &few = trials.tried_.at(small), &more = trials.tried_.at(large);
+    if (auto profile = plan::extrapolated({few.profile, small}, {more.profile, large}, items)) {
+      tried_.insert_or_assign(items, Tried{.profile = *std::move(profile),
+                                           .loaded_bytes = more.loaded_bytes / large * items,
+                                           .is_predicted = true});
+    }
+  };
+  // The parts have gradients beside them as `most` items have, and are no micro-batches of the step.
+  StepTrials parts = *this;
+  parts.measured_for_ = most;
+  if (!try_both(parts)) {
+    return false;
+  }
+  counts_ = parts.counts_;
+  pinned_by_ = parts.pinned_by_;
+  can_slice_ = parts.can_slice_;
+  predict_from(parts, most);
+  if (step.micro_batch == 0 && pinned_by_.empty() && try_both(*this)) {
+    int64_t items = most;
+    for (int candidate = 1; candidate < kCandidates && items > 1 && !(tried_.contains(items) && fits_plainly(items));
+         ++candidate) {
+      items /= 2;
+      if (!tried_.contains(items)) {
+        predict_from(*this, items);
+      }
+    }
+    std::erase_if(tried_, [&](const auto& entry) { return entry.first < items; });
+  }
+  const bool has_choice = has_found();
+  if (!has_choice) {
+    std::erase_if(tried_, [](const auto& entry) { return entry.second.is_predicted; });
+  }
+  return has_choice;
+}
+
+// Runs a predicted micro-batch under the plan of the prediction, so that the micro-batch has a profile of its own. A
+// micro-batch may take a little more than predicted, because workspaces grow in steps. So a plan that fails is followed
+// by a plan with fewer bytes, and by what needs no prediction.
+bool StepTrials::try_predicted(const StepToPlan& step, int64_t items) {
+  const Tried predicted = tried_.at(items);
+  const std::string untried = untried_;
+  const auto room = [&] { return limits_->budget - counts_.left_free - bytes_beside(items, placement_); };
+  plan::Solver solver(predicted.search().simulator);
+  const auto run_within = [&](int64_t budget) {
+    const plan::Answer answer = solver.solve(budget);
+    const auto* plan = std::get_if<plan::Solution>(&answer);
+    if (plan == nullptr || is_plain(*plan)) {
+      return plan != nullptr && try_one(step, items, {.runs = 1});
+    }
+    const auto content = PlanContent::make_plan(plan::Simulator(predicted.profile), *plan);
+    return try_one(step, items, {.plan = &content, .runs = 1});
+  };
+  const int64_t budget = room();
+  if (run_within(budget)) {
+    const Tried& tried = tried_.at(items);
+    if (tried.verified && tried.search().simulator.run(*tried.verified).peak_bytes <= room()) {
+      tried.search().solver.accept(*tried.verified, room());
+    }
+    return true;
+  }
+  const bool has_run = run_within(budget - budget / kLessAfterFailure);
+  untried_ = untried;
+  return has_run || try_one(step, items);
+}
+
 // Returns the smallest micro-batch that may be tried.
 int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   if (step.micro_batch > 0) {
     const int64_t items = std::min(step.micro_batch, step.counts.batch);
-    try_one(step, items, before != nullptr && before->items == items ? before->slices : 1);
+    const int64_t slices = before != nullptr && before->items == items ? before->slices : 1;
+    if (slices > 1 || !predict(step, items)) {
+      try_one(step, items, {.slices = slices});
+    }
     pinned_by_.clear();  // the user has decided
     return items;
   }
@@ -210,10 +302,15 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   }
   if (before != nullptr) {
     const int64_t items = std::min(before->items, step.counts.batch);
-    if (try_one(step, items, before->slices) && search(items).search.choice) {
+    if (try_one(step, items, {.slices = before->slices}) && search(items).search.choice) {
       return items;
     }
   }
+  return predict(step, step.counts.batch) ? tried_.begin()->first : try_each(step);
+}
+
+// The batch, its half and so on, each with a profile of its own. Returns the smallest micro-batch that may be tried.
+int64_t StepTrials::try_each(const StepToPlan& step) {
   int64_t tries = 0;
   for (int64_t items = step.counts.batch; items >= 1; items /= 2) {
     const bool has_run = tried_.contains(items) || try_one(step, items);
@@ -226,7 +323,7 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   }
   // The gradients between micro-batches may take more than the whole batch.
   if (step.counts.batch > 1 && !tried_.contains(step.counts.batch) && !has_found()) {
-    try_one(step, step.counts.batch, /*slices=*/1, /*is_last_resort=*/true);
+    try_one(step, step.counts.batch, {.is_last_resort = true});
   }
   return 1;
 }
@@ -244,7 +341,7 @@ int64_t StepTrials::try_whole(const StepToPlan& step) {
 int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, int64_t items) {
   for (;; items /= 2) {
     if (!tried_.contains(items) && items <= step.counts.batch) {
-      try_one(step, items, before != nullptr ? before->slices : 1);
+      try_one(step, items, {.slices = before != nullptr ? before->slices : 1});
     }
     if (!pinned_by_.empty()) {
       return try_whole(step);
@@ -261,7 +358,7 @@ void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
   int64_t slices = tried != tried_.end() ? tried->second.slices : 1;
   while (slices < kMostSlices && can_slice_ && !search(0).search.choice) {
     slices *= kMoreSlices;
-    try_one(step, items, slices);
+    try_one(step, items, {.slices = slices});
   }
 }
 
@@ -332,6 +429,10 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     }
     if (found.search.choice) {
       placement_ = found.placement;
+      if (tried_.at(found.search.choice->items).is_predicted) {
+        has_failed = !try_predicted(step, found.search.choice->items) || has_failed;
+        continue;
+      }
       if (std::optional<StepPlan> plan = make_plan(step, found)) {
         return *std::move(plan);
       }
@@ -362,16 +463,17 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
   if (!pinned_by_.empty()) {
     plan.considered += fmt::format("The batch is not split because of {}.\n", pinned_by_);
   }
-  const bool is_plain =
-      choice.plan->seconds <= choice.plan->plain_seconds && choice.plan->peak_bytes >= choice.plan->plain_peak_bytes;
-  if (!is_plain) {
-    const int64_t beside = bytes_beside(choice.items, plan.placement);
+  const int64_t beside = bytes_beside(choice.items, plan.placement);
+  const Tried& tried = tried_.at(choice.items);
+  if (!is_plain(*choice.plan) && tried.verified == choice.plan->stays) {
+    plan.activations = PlanContent::make_plan(tried.search().simulator, *choice.plan);
+  } else if (!is_plain(*choice.plan)) {
     const auto gradients = gradients_held(step.trial, holds_gradients(step, choice.items));
     try {
       step.trial.load(choice.items);
       plan.activations = plan_activations(
-          tried_.at(choice.items).profile, [&] { return step.trial.loss(); },
-          Bytes(limits_->budget - counts_.left_free - beside), *choice.plan, step.trial.journal());
+          tried.profile, [&] { return step.trial.loss(); }, Bytes(limits_->budget - counts_.left_free - beside),
+          *choice.plan, step.trial.journal());
     } catch (const BudgetExceeded&) {
       untried_ +=
           fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
@@ -386,11 +488,13 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
                               Bytes(counts_.left_free).str());
       return std::nullopt;
     }
+  }
+  if (plan.activations) {
     choice.plan = std::make_shared<const plan::Solution>(solution_of(*plan.activations));
     choice.peak_bytes = std::max(counts_.memory(plan.placement).in_update(), beside + choice.plan->peak_bytes);
   }
-  plan.bytes.activations = bytes_of_activations(
-      plan.activations ? profile_of(*plan.activations) : tried_.at(choice.items).profile, *choice.plan);
+  plan.bytes.activations =
+      bytes_of_activations(plan.activations ? profile_of(*plan.activations) : tried.profile, *choice.plan);
   return plan;
 }
 
@@ -429,7 +533,7 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   parts.measured_for_ = items;
   const int64_t slices = can_slice_ ? kMostSlices : 1;
   for (int64_t part = items / 2; part >= 2; part /= 2) {
-    if (!parts.try_one(step, part, slices) || !parts.try_one(step, part / 2, slices)) {
+    if (!parts.try_one(step, part, {.slices = slices}) || !parts.try_one(step, part / 2, {.slices = slices})) {
       continue;
     }
     const Tried &large = parts.tried_.at(part), &small = parts.tried_.at(part / 2);

@@ -1,7 +1,8 @@
 #pragma once
 // StepTrials: the trials of a step, and the plan that follows from the trials. Micro-batches of the batch, of its half,
-// its quarter and so on are profiled, and plan::search takes the best. If not even the smallest micro-batch fits, and
-// the model has a snug::sliced, the number of slices is raised. step_trials.cpp opens with the whole search.
+// its quarter and so on are profiled or predicted, and plan::search takes the best. If not even the smallest
+// micro-batch fits, and the model has a snug::sliced, the number of slices is raised. step_trials.cpp opens with the
+// whole search.
 
 #include <algorithm>
 #include <cstdint>
@@ -85,27 +86,44 @@ class StepTrials {
 
   // Searches for a micro-batch. Answers for a budget are remembered, and plans for all budgets.
   struct Searches {
-    explicit Searches(const plan::Profile& profile) : simulator(profile), solver(simulator) {}
+    Searches(const plan::Profile& profile, plan::SolverOptions options)
+        : simulator(profile), solver(simulator, options) {}
     const plan::Simulator simulator;
     plan::Solver solver;
   };
 
-  // A micro-batch that was tried.
+  // A micro-batch that was tried, or predicted from micro-batches that were tried.
   struct Tried {
     plan::Profile profile;
-    int64_t loaded_bytes;                             // of the items, if loading copies the items
-    int64_t slices;                                   // of snug::sliced
+    int64_t loaded_bytes = 0;  // of the items, if loading copies the items
+    int64_t slices = 1;        // of snug::sliced
+    bool is_predicted = false;
+    std::optional<plan::Stays> verified = {};         // a plan under which the micro-batch has run as predicted
     mutable std::shared_ptr<Searches> searches = {};  // while a plan is searched, because plans take memory
 
     Searches& search() const {
-      searches = searches ? searches : std::make_shared<Searches>(profile);
+      // A prediction is compared with other predictions. The plan of the best is searched again, with more work.
+      const plan::SolverOptions options = is_predicted ? plan::SolverOptions{.work = 1'000'000} : plan::SolverOptions();
+      searches = searches ? searches : std::make_shared<Searches>(profile, options);
       return *searches;
     }
   };
 
-  bool try_one(const StepToPlan& step, int64_t items, int64_t slices = 1, bool is_last_resort = false);
-  void profile(const StepToPlan& step, int64_t items, int64_t slices, bool persists);
+  // How a micro-batch is tried.
+  struct Way {
+    int64_t slices = 1;
+    bool is_last_resort = false;
+    const ActivationPlan* plan = nullptr;  // for the first run
+    size_t runs = 3;
+  };
+
+  bool try_one(const StepToPlan& step, int64_t items, const Way& way);
+  bool try_one(const StepToPlan& step, int64_t items) { return try_one(step, items, Way()); }
+  void profile(const StepToPlan& step, int64_t items, const Way& way);
+  bool predict(const StepToPlan& step, int64_t most);
+  bool try_predicted(const StepToPlan& step, int64_t items);
   int64_t try_all(const StepToPlan& step, const Choice* before);
+  int64_t try_each(const StepToPlan& step);
   int64_t try_at_most(const StepToPlan& step, const Choice* before, int64_t items);
   int64_t try_whole(const StepToPlan& step);
   void try_slices(const StepToPlan& step, int64_t items);
