@@ -161,14 +161,16 @@ Search search(const std::vector<Candidate>& candidates, const SearchOptions& opt
   return result;
 }
 
+std::string Considered::row(std::string_view more) const {
+  return fmt::format("{:>12} {:>14} {:>12} {:>10.3f} ms   {}{}{}\n", items, micro_batches,
+                     Bytes(plain_peak_bytes).str(), 1e3 * plain_seconds, verdict, more.empty() ? "" : "  ", more);
+}
+
 std::string Search::explain() const {
   std::string text = fmt::format("{:>12} {:>14} {:>12} {:>13}   with a plan\n", "micro-batch", "micro-batches",
                                  "plain peak", "plain step");
   for (const Considered& one : considered) {
-    const bool chosen = choice && choice->items == one.items;
-    text += fmt::format("{:>12} {:>14} {:>12} {:>10.3f} ms   {}{}\n", one.items, one.micro_batches,
-                        Bytes(one.plain_peak_bytes).str(), 1e3 * one.plain_seconds, one.verdict,
-                        chosen ? "  <- chosen" : "");
+    text += one.row(choice && choice->items == one.items ? "<- chosen" : "");
   }
   if (!choice) {
     text += fmt::format("nothing fits; {} would do\n", Bytes(smallest_feasible_bytes).str());

@@ -60,6 +60,9 @@ struct Considered {
   int64_t plain_peak_bytes = 0;  ///< of everything, with nothing rebuilt
   double plain_seconds = 0;
   std::string verdict = {};
+
+  /// A line for people, with `more` at the end.
+  std::string row(std::string_view more = {}) const;
 };
 
 /// The result of search().

@@ -7,12 +7,13 @@
 
 #include "snug/core.h"
 #include "src/core/has_bytes.h"
+#include "src/remat/recorded_step.h"
 
 namespace snug::detail {
 namespace {
 
 [[noreturn]] void refuse_to_initialise(const at::Tensor& parameter, std::string_view what_happened) {
-  throw ConfigError(fmt::format(
+  throw PlanningMisuse(fmt::format(
       "Planning: the forward pass {} a parameter of sizes [{}] when it is called first, and not again; planning "
       "calls it several times, and training would not go on from where it began. Call it once before you plan",
       what_happened, fmt::join(parameter.sizes(), ", ")));

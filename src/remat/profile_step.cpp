@@ -77,11 +77,6 @@ void forbid_replays_of_readers(plan::Profile& profile, const std::set<int>& stor
   }
 }
 
-bool keeps_plan(const ActivationPlan& plan, const OpTape& tape, const detail::TapeRecorder& recorder) {
-  return tape.deviation().empty() && tape.growth().empty() && tape.different().empty() &&
-         recorder.peak_bytes() <= plan.predicted_peak_bytes;
-}
-
 bool is_from_before(const plan::Event& event) {
   return event.kind == plan::EventKind::Release && event.index == detail::TapeRecorder::kFromBefore;
 }
@@ -104,8 +99,7 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
   const int64_t before = taken();
   detail::TapeRecorder recorder(device);
   const auto tape = std::make_shared<OpTape>(schedule, &recorder);
-  const ActivationPlan* const plan = step.options.plan;
-  if (plan != nullptr) {
+  if (step.options.plan != nullptr) {
     tape->verify_values();
   }
   step.unfinished.reset();
@@ -124,12 +118,18 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
     throw;
   }
   note_writes();
-  const bool is_verified = plan != nullptr && keeps_plan(*plan, *tape, recorder);
-  const int64_t let_go = recorder.let_go_bytes();
+  const int64_t let_go = recorder.let_go_bytes(), peak = recorder.peak_bytes();
   plan::Profile profile = recorder.take();
   forbid_replays_of_readers(profile, step.written_in_backward);
-  ProfiledStep found = with_kept_results(std::move(profile), let_go, taken() - before + let_go, step.trial.counts_kept);
-  found.keeps_plan = is_verified;
+  for (const int storage : tape->different()) {
+    profile.storages[static_cast<size_t>(storage)].kind = plan::StorageKind::Pinned;
+  }
+  const int64_t kept = taken() - before + let_go;
+  ProfiledStep found = with_kept_results(std::move(profile), let_go, kept, step.trial.counts_kept);
+  found.is_steady = let_go == kept || !step.trial.counts_kept;
+  found.follows_plan =
+      step.options.plan != nullptr && tape->deviation().empty() && tape->growth().empty() && tape->different().empty();
+  found.peak_bytes = peak;
   return found;
 }
 
@@ -328,7 +328,8 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
   // Null: plain training.
   Schedule schedule = step.options.plan != nullptr ? detail::PlanContent::of(*step.options.plan).schedule() : nullptr;
   const auto is_enough = [&](size_t runs) {
-    return runs >= step.options.runs ||
+    const size_t least = found && found->is_steady ? 1 : kLeastRuns;
+    return runs >= std::max(step.options.runs, least) ||
            (runs >= kLeastRuns && runs * found->profile.operators.size() >= kOperatorsToTime);
   };
   for (size_t runs = 0; !is_enough(runs);) {
@@ -336,14 +337,13 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
       ProfiledStep one = profile_once(step, device, schedule);
       if (found) {
         take_least_times(one.profile, found->profile);
-        one.keeps_plan = one.keeps_plan && found->keeps_plan;
       }
       found = std::move(one);
       ++runs;
     } catch (const std::exception& error) {
       const bool is_outdated = frugal && frugal->is_outdated(step);
       const bool cannot_rebuild = dynamic_cast<const detail::CannotRebuild*>(&error) != nullptr;
-      if (step.options.plan != nullptr || (!is_out_of_memory(error) && !(cannot_rebuild && is_outdated))) {
+      if (step.options.only_so || (!is_out_of_memory(error) && !(cannot_rebuild && is_outdated))) {
         throw;
       }
       if (!frugal || is_outdated) {

@@ -24,10 +24,13 @@ struct ProfileOptions {
   /// The link over which plans made from the profile may offload; see measure_offload_link. The default link is closed:
   /// plans do not offload.
   OffloadLink link = {};
-  /// A plan for the expected profile. The runs are under the plan, which is verified, and no run is made without the
-  /// plan: a run that fails ends the call. Null: runs are plain as long as plain training fits.
+  /// A plan for the expected profile. Runs are under the plan, and rebuilt values are compared with the saved values.
+  /// Null: runs are plain.
   const ActivationPlan* plan = nullptr;
-  /// The most runs that succeed. Operators have the least time of all runs.
+  /// A plain run, or a run under `plan`, that does not fit ends the call. false: frugal plans are tried.
+  bool only_so = false;
+  /// Enough runs. A step that kept other results than it let go of is run once more. Operators have the least time of
+  /// all runs.
   size_t runs = 3;
 };
 
@@ -47,7 +50,9 @@ plan::Profile profile_step(const std::function<at::Tensor()>& forward_and_loss, 
 struct ProfiledStep {
   plan::Profile profile;
   int64_t kept_bytes = 0;
-  bool keeps_plan = false;  ///< ProfileOptions::plan was followed, with equal bits and no more bytes than predicted
+  bool is_steady = true;      ///< the step kept as many bytes as it let go of
+  bool follows_plan = false;  ///< ProfileOptions::plan was followed, with equal bits
+  int64_t peak_bytes = 0;     ///< of the last run, above the level at its beginning
 };
 
 struct TrialOptions {

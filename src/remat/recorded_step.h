@@ -32,6 +32,11 @@ struct OtherDevice : ConfigError {
         device(of_loss) {}
 };
 
+/// The program cannot be planned, whatever part of a batch runs.
+struct PlanningMisuse : ConfigError {
+  using ConfigError::ConfigError;
+};
+
 /// Runs a step on a tape that `recorder` listens to. Then `journal` takes back the step's changes, also if the step
 /// throws. Throws
 /// - OtherDevice;

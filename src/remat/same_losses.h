@@ -15,11 +15,12 @@
 #include "snug/core.h"
 #include "snug/state.h"
 #include "src/memory/operator_mode.h"
+#include "src/remat/recorded_step.h"
 
 namespace snug::detail {
 
 /// Compares losses of the same forward pass, repeated with the same parameters, buffers and generators. If the losses
-/// differ, planning has changed other state of the model: throws ConfigError.
+/// differ, planning has changed other state of the model: throws PlanningMisuse.
 class SameLosses {
  public:
   /// `who`: the function that plans, for the message. `another_cure`: a further cure for the message, in words.
@@ -47,7 +48,7 @@ class SameLosses {
       return;
     }
     if (std::bit_cast<uint64_t>(first_->first) != std::bit_cast<uint64_t>(loss) && first_->second == generators) {
-      throw ConfigError(fmt::format(
+      throw PlanningMisuse(fmt::format(
           "{}: planning runs forward several times, and on the same items it gave the losses {} and {}; the model or its "
           "loss keeps something besides parameters, buffers and default generators, as a hidden state in a member, a "
           "counter or random numbers of its own, and training would go on from where planning left it; or only the first "

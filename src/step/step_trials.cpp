@@ -58,6 +58,7 @@ namespace {
 constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
 constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller parts only if none of these fits
 constexpr size_t kRunsToPredict = 2;
+constexpr int64_t kLeastToPredict = 32;    // items; a micro-batch of a single item often has other operators
 constexpr int64_t kLessAfterFailure = 16;  // a plan that failed is followed by a plan in 15 of 16 parts of the bytes
 
 // Statistics of a batch differ from the statistics of its parts. An operator that writes to memory from before the step
@@ -90,6 +91,16 @@ PlacedBytes bytes_of_activations(const plan::Profile& profile, const plan::Solut
 
 bool is_plain(const plan::Solution& plan) {
   return plan.seconds <= plan.plain_seconds && plan.peak_bytes >= plan.plain_peak_bytes;
+}
+
+// Whether a run under the plan, with a peak of so many bytes, proves the plan for the profile of the run itself.
+bool is_proof(const plan::Profile& profile, const ActivationPlan& plan, int64_t peak_bytes) {
+  if (!plan::is_alike(profile, profile_of(plan))) {
+    return false;
+  }
+  const plan::Stays& stays = solution_of(plan).stays;
+  const plan::Simulation own = plan::Simulator(profile).run(stays), was = PlanContent::of(plan).simulator().run(stays);
+  return peak_bytes <= own.peak_bytes && own.written_by == was.written_by && own.fetched_at == was.fetched_at;
 }
 
 // Until the end of the returned scope a trial holds gradients, as the step will.
@@ -160,10 +171,10 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
     SameLosses losses("Stepper", ", or set plan = false");
     const auto forward = losses.of([&] { return trial.loss(); });
     ProfiledStep found =
-        profile_step(forward, {.link = limits_->link, .plan = way.plan, .runs = way.runs}, trial.journal(),
-                     {.counts_kept = true, .persists = way.is_last_resort || is_least(step, items)});
+        profile_step(forward, {.link = limits_->link, .plan = way.plan, .only_so = way.only_so, .runs = way.runs},
+                     trial.journal(), {.counts_kept = true, .persists = way.is_last_resort || is_least(step, items)});
     Tried tried{.profile = std::move(found.profile), .loaded_bytes = loaded, .slices = way.slices};
-    if (found.keeps_plan && plan::is_alike(tried.profile, profile_of(*way.plan))) {
+    if (found.follows_plan && is_proof(tried.profile, *way.plan, found.peak_bytes)) {
       tried.verified = solution_of(*way.plan).stays;
     }
     tried_.insert_or_assign(items, std::move(tried));
@@ -191,99 +202,140 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, const Way& way) 
   } catch (const std::exception& error) {
     const bool is_memory = is_out_of_memory(error);
     const bool is_misuse = dynamic_cast<const ConfigError*>(&error) != nullptr;
-    const bool is_part = measured_for_ > 0 || (items < step.counts.batch && step.micro_batch == 0);
-    if (!is_memory && ((is_misuse && measured_for_ == 0) || !is_part)) {
+    const bool may_fail =
+        measured_for_ > 0 || way.plan != nullptr || (items < step.counts.batch && step.micro_batch == 0);
+    if (dynamic_cast<const PlanningMisuse*>(&error) != nullptr ||
+        (!is_memory && ((is_misuse && measured_for_ == 0) || !may_fail))) {
       throw;
     }
     note(is_memory ? "does not run within the budget"
                    : fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
   }
   can_slice_ = can_slice_ || scope.was_asked();
+  const bool has_run = tried_.contains(items);
+  if (step.micro_batch > 0) {
+    return has_run;  // the user has decided
+  }
   if (pinned_by_.empty()) {
     pinned_by_ = step.trial.pinned_by();
   }
-  const bool has_run = tried_.contains(items);
   if (has_run && pinned_by_.empty() && !limits_->splits_batch_norm) {
     pinned_by_ = normalises_by_batch(tried_.at(items).profile);
   }
   return has_run;
 }
 
-// Predicts a micro-batch of `most` items, and also its half and so on if the step chooses, from two small
-// micro-batches. False: predictions do not help. Micro-batches of the step that ran for the predictions remain.
-bool StepTrials::predict(const StepToPlan& step, int64_t most) {
-  const int64_t large = std::max<int64_t>(most / 8, 4), small = large / 2;
-  if (most < 4 * large || !step.trial.pinned_by().empty()) {
-    return false;
+// None: the profiles of both micro-batches have no line between them.
+std::optional<StepTrials::Tried> StepTrials::predicted(int64_t small, int64_t large, int64_t items) const {
+  const Tried &few = tried_.at(small), &more = tried_.at(large);
+  std::optional<plan::Profile> profile = plan::extrapolated({few.profile, small}, {more.profile, large}, items);
+  if (!profile) {
+    return std::nullopt;
   }
-  const auto try_both = [&](StepTrials& trials) {
+  return Tried{.profile = *std::move(profile),
+               .loaded_bytes = more.loaded_bytes * items / large,
+               .slices = more.slices,
+               .is_predicted = true};
+}
+
+// Predicts the candidates up to `most` items from two small micro-batches, and runs the best. False: predictions do not
+// help. Micro-batches that ran remain.
+bool StepTrials::predict(const StepToPlan& step, int64_t most) {
+  const bool is_enough =
+      most >= kLeastToPredict && step.trial.pinned_by().empty() && predict_candidates(step, most) && run_the_best(step);
+  std::erase_if(tried_, [](const auto& entry) { return entry.second.is_predicted; });
+  return is_enough;
+}
+
+bool StepTrials::predict_candidates(const StepToPlan& step, int64_t most) {
+  const int64_t large = most / 8, small = most / 16;
+  const auto run_both = [&](StepTrials& trials) {
     return trials.try_one(step, small, {.runs = kRunsToPredict}) &&
            trials.try_one(step, large, {.runs = kRunsToPredict});
   };
-  const auto predict_from = [&](const StepTrials& trials, int64_t items) {
-    const Tried &few = trials.tried_.at(small), &more = trials.tried_.at(large);
-    if (auto profile = plan::extrapolated({few.profile, small}, {more.profile, large}, items)) {
-      tried_.insert_or_assign(items, Tried{.profile = *std::move(profile),
-                                           .loaded_bytes = more.loaded_bytes / large * items,
-                                           .is_predicted = true});
+  const auto is_known = [&](const StepTrials& from, int64_t items) {
+    if (!tried_.contains(items)) {
+      if (std::optional<Tried> one = from.predicted(small, large, items)) {
+        tried_.emplace(items, *std::move(one));
+      }
     }
+    return tried_.contains(items);
   };
   // The parts have gradients beside them as `most` items have, and are no micro-batches of the step.
   StepTrials parts = *this;
   parts.measured_for_ = most;
-  if (!try_both(parts)) {
+  if (!run_both(parts)) {
     return false;
   }
   counts_ = parts.counts_;
   pinned_by_ = parts.pinned_by_;
   can_slice_ = parts.can_slice_;
-  predict_from(parts, most);
-  if (step.micro_batch == 0 && pinned_by_.empty() && try_both(*this)) {
-    int64_t items = most;
-    for (int candidate = 1; candidate < kCandidates && items > 1 && !(tried_.contains(items) && fits_plainly(items));
-         ++candidate) {
-      items /= 2;
-      if (!tried_.contains(items)) {
-        predict_from(*this, items);
-      }
+  if (!is_known(parts, most)) {
+    return false;
+  }
+  if (step.micro_batch > 0 || !pinned_by_.empty()) {
+    return true;
+  }
+  if (!run_both(*this)) {
+    return false;
+  }
+  int64_t items = most;
+  for (int candidate = 1; candidate < kCandidates && items > 1 && !fits_plainly(items); ++candidate) {
+    items /= 2;
+    if (!is_known(*this, items)) {
+      return false;
     }
-    std::erase_if(tried_, [&](const auto& entry) { return entry.first < items; });
   }
-  const bool has_choice = has_found();
-  if (!has_choice) {
-    std::erase_if(tried_, [](const auto& entry) { return entry.second.is_predicted; });
+  std::erase_if(tried_, [&](const auto& entry) { return entry.first < items; });
+  return true;
+}
+
+// Runs the best micro-batch, until the best is not only predicted. False: nothing fits.
+bool StepTrials::run_the_best(const StepToPlan& step) {
+  for (;;) {
+    const Found found = search(0);
+    if (!found.search.choice) {
+      return false;
+    }
+    const int64_t items = found.search.choice->items;
+    if (!tried_.at(items).is_predicted) {
+      for (const plan::Considered& one : found.search.considered) {
+        predictions_ += tried_.at(one.items).is_predicted ? one.row("(predicted)") : "";
+      }
+      return true;
+    }
+    placement_ = found.placement;
+    run_predicted(step, found.search.choice->plan, items);
   }
-  return has_choice;
 }
 
 // Runs a predicted micro-batch under the plan of the prediction, so that the micro-batch has a profile of its own. A
 // micro-batch may take a little more than predicted, because workspaces grow in steps. So a plan that fails is followed
-// by a plan with fewer bytes, and by what needs no prediction.
-bool StepTrials::try_predicted(const StepToPlan& step, int64_t items) {
+// by a plan with fewer bytes. `quick`: the plan that a short search has found.
+void StepTrials::run_predicted(const StepToPlan& step, const plan::Solution& quick, int64_t items) {
   const Tried predicted = tried_.at(items);
   const std::string untried = untried_;
-  const auto room = [&] { return limits_->budget - counts_.left_free - bytes_beside(items, placement_); };
+  const int64_t budget = room(items);
   plan::Solver solver(predicted.search().simulator);
-  const auto run_within = [&](int64_t budget) {
-    const plan::Answer answer = solver.solve(budget);
-    const auto* plan = std::get_if<plan::Solution>(&answer);
-    if (plan == nullptr || is_plain(*plan)) {
-      return plan != nullptr && try_one(step, items, {.runs = 1});
+  for (const int64_t within : {budget, budget - budget / kLessAfterFailure}) {
+    const plan::Answer answer = solver.solve(within);
+    const auto* found = std::get_if<plan::Solution>(&answer);
+    const plan::Solution* plan = found != nullptr ? found : within == budget ? &quick : nullptr;
+    std::optional<ActivationPlan> under;
+    if (plan != nullptr && !is_plain(*plan)) {
+      under = PlanContent::make_plan(predicted.search().simulator, *plan);
     }
-    const auto content = PlanContent::make_plan(plan::Simulator(predicted.profile), *plan);
-    return try_one(step, items, {.plan = &content, .runs = 1});
-  };
-  const int64_t budget = room();
-  if (run_within(budget)) {
-    const Tried& tried = tried_.at(items);
-    if (tried.verified && tried.search().simulator.run(*tried.verified).peak_bytes <= room()) {
-      tried.search().solver.accept(*tried.verified, room());
+    if (plan != nullptr && try_one(step, items, {.plan = under ? &*under : nullptr, .only_so = true, .runs = 1})) {
+      const Tried& tried = tried_.at(items);
+      if (tried.verified && tried.search().simulator.run(*tried.verified).peak_bytes <= room(items)) {
+        tried.search().solver.accept(*tried.verified, room(items));
+      }
+      untried_ = untried;
+      return;
     }
-    return true;
   }
-  const bool has_run = run_within(budget - budget / kLessAfterFailure);
   untried_ = untried;
-  return has_run || try_one(step, items);
+  tried_.erase(items);
 }
 
 // Returns the smallest micro-batch that may be tried.
@@ -291,10 +343,9 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   if (step.micro_batch > 0) {
     const int64_t items = std::min(step.micro_batch, step.counts.batch);
     const int64_t slices = before != nullptr && before->items == items ? before->slices : 1;
-    if (slices > 1 || !predict(step, items)) {
+    if (slices > 1 || (!fits_plainly_at_once(step, items) && !predict(step, items))) {
       try_one(step, items, {.slices = slices});
     }
-    pinned_by_.clear();  // the user has decided
     return items;
   }
   if (counts_.at_most != RankSplit::kWhole) {
@@ -306,7 +357,18 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
       return items;
     }
   }
+  if (fits_plainly_at_once(step, step.counts.batch)) {
+    return step.counts.batch;
+  }
   return predict(step, step.counts.batch) ? tried_.begin()->first : try_each(step);
+}
+
+// Runs the micro-batch without any plan. Most steps need no plan.
+bool StepTrials::fits_plainly_at_once(const StepToPlan& step, int64_t items) {
+  const std::string untried = untried_;
+  const bool has_run = try_one(step, items, {.only_so = true, .runs = 2});
+  untried_ = untried;
+  return has_run && fits_plainly(items);
 }
 
 // The batch, its half and so on, each with a profile of its own. Returns the smallest micro-batch that may be tried.
@@ -429,10 +491,6 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     }
     if (found.search.choice) {
       placement_ = found.placement;
-      if (tried_.at(found.search.choice->items).is_predicted) {
-        has_failed = !try_predicted(step, found.search.choice->items) || has_failed;
-        continue;
-      }
       if (std::optional<StepPlan> plan = make_plan(step, found)) {
         return *std::move(plan);
       }
@@ -455,7 +513,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
   StepPlan plan{.budget_bytes = limits_->budget,
                 .choice = step_choice(*found.search.choice),
                 .placement = found.placement,
-                .considered = found.search.explain() + untried_ + told_of_state(found)};
+                .considered = found.search.explain() + predictions_ + untried_ + told_of_state(found)};
   plan.bytes = step.trial.bytes(plan.placement);
   StepChoice& choice = plan.choice;
   plan.slices = tried_.at(choice.items).slices;
@@ -463,7 +521,6 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
   if (!pinned_by_.empty()) {
     plan.considered += fmt::format("The batch is not split because of {}.\n", pinned_by_);
   }
-  const int64_t beside = bytes_beside(choice.items, plan.placement);
   const Tried& tried = tried_.at(choice.items);
   if (!is_plain(*choice.plan) && tried.verified == choice.plan->stays) {
     plan.activations = PlanContent::make_plan(tried.search().simulator, *choice.plan);
@@ -472,8 +529,8 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
     try {
       step.trial.load(choice.items);
       plan.activations = plan_activations(
-          tried.profile, [&] { return step.trial.loss(); }, Bytes(limits_->budget - counts_.left_free - beside),
-          *choice.plan, step.trial.journal());
+          tried.profile, [&] { return step.trial.loss(); }, Bytes(room(choice.items)), *choice.plan,
+          step.trial.journal());
     } catch (const BudgetExceeded&) {
       untried_ +=
           fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
@@ -491,7 +548,8 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
   }
   if (plan.activations) {
     choice.plan = std::make_shared<const plan::Solution>(solution_of(*plan.activations));
-    choice.peak_bytes = std::max(counts_.memory(plan.placement).in_update(), beside + choice.plan->peak_bytes);
+    choice.peak_bytes = std::max(counts_.memory(plan.placement).in_update(),
+                                 bytes_beside(choice.items, plan.placement) + choice.plan->peak_bytes);
   }
   plan.bytes.activations =
       bytes_of_activations(plan.activations ? profile_of(*plan.activations) : tried.profile, *choice.plan);
@@ -536,18 +594,17 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
     if (!parts.try_one(step, part, {.slices = slices}) || !parts.try_one(step, part / 2, {.slices = slices})) {
       continue;
     }
-    const Tried &large = parts.tried_.at(part), &small = parts.tried_.at(part / 2);
-    const auto whole = plan::extrapolated({small.profile, part / 2}, {large.profile, part}, items);
+    std::optional<Tried> whole = parts.predicted(part / 2, part, items);
     if (!whole) {
       return 0;
     }
-    const StepMemory memory = parts.counts_.memory(with_state(farthest_state()));
-    const int64_t loaded = large.loaded_bytes / part * items * (micro_batches(items) > 1 ? 2 : 1);
-    const int64_t beside = memory.fixed + loaded + (micro_batches(items) > 1 ? memory.gradients : 0);
-    const plan::Solution least = plan::Solver(plan::Simulator(*whole)).smallest();
+    const plan::Solution least = plan::Solver(plan::Simulator(whole->profile)).smallest();
+    parts.tried_.insert_or_assign(items, *std::move(whole));
+    const Placement farthest = with_state(farthest_state());
+    const int64_t beside = parts.bytes_beside(items, farthest);
     // The step is tried under a guess first. A guess takes more than the least.
     const int64_t peak = std::min(least.peak_bytes + least.peak_bytes / 32, least.plain_peak_bytes);
-    return std::max(memory.in_update(), beside + peak) + kSmallThings;
+    return std::max(parts.counts_.memory(farthest).in_update(), beside + peak) + kSmallThings;
   }
   return 0;
 }

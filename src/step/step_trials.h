@@ -113,15 +113,20 @@ class StepTrials {
   struct Way {
     int64_t slices = 1;
     bool is_last_resort = false;
-    const ActivationPlan* plan = nullptr;  // for the first run
+    const ActivationPlan* plan = nullptr;  // null: runs are plain
+    bool only_so = false;                  // if a run does not fit, nothing else is tried
     size_t runs = 3;
   };
 
   bool try_one(const StepToPlan& step, int64_t items, const Way& way);
   bool try_one(const StepToPlan& step, int64_t items) { return try_one(step, items, Way()); }
   void profile(const StepToPlan& step, int64_t items, const Way& way);
+  bool fits_plainly_at_once(const StepToPlan& step, int64_t items);
+  std::optional<Tried> predicted(int64_t small, int64_t large, int64_t items) const;
   bool predict(const StepToPlan& step, int64_t most);
-  bool try_predicted(const StepToPlan& step, int64_t items);
+  bool predict_candidates(const StepToPlan& step, int64_t most);
+  bool run_the_best(const StepToPlan& step);
+  void run_predicted(const StepToPlan& step, const plan::Solution& quick, int64_t items);
   int64_t try_all(const StepToPlan& step, const Choice* before);
   int64_t try_each(const StepToPlan& step);
   int64_t try_at_most(const StepToPlan& step, const Choice* before, int64_t items);
@@ -158,6 +163,8 @@ class StepTrials {
     return micro_batches(std::max(items, measured_for_)) > 1 && placement_.model == Place::Memory &&
            !step.is_within_window;
   }
+  // The bytes for the activations of a micro-batch.
+  int64_t room(int64_t items) const { return limits_->budget - counts_.left_free - bytes_beside(items, placement_); }
   Placement with_state(Place state) const { return {.state = state, .model = placement_.model}; }
   Place farthest_state() const { return counts_.state_in_file.can_leave() ? Place::File : Place::Memory; }
   double state_seconds(Placement placement) const {
@@ -179,6 +186,7 @@ class StepTrials {
   std::map<int64_t, Tried> tried_;  // by items
   std::string pinned_by_;           // why the batch is not cut
   std::string untried_;             // the micro-batches that did not run, for people
+  std::string predictions_;         // the micro-batches that were only predicted, for people
   bool can_slice_ = false;          // the model asked for the number of slices
   int64_t measured_for_ = 0;        // items of a micro-batch that cannot run, while its parts are tried; otherwise 0
 };

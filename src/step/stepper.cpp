@@ -49,6 +49,7 @@
 #include "src/memory/operator_mode.h"
 #include "src/precision/lost_updates.h"
 #include "src/precision/precision_regions.h"
+#include "src/remat/recorded_step.h"
 #include "src/remat/slice_scope.h"
 #include "src/step/check_options.h"
 #include "src/step/step_attempt.h"
@@ -350,7 +351,7 @@ class Stepper::Impl {
   }
 
   [[noreturn]] static void refuse_to_split_whole() {
-    throw ConfigError(
+    throw detail::PlanningMisuse(
         "Stepper.step: a Loss::whole cannot be split, but micro_batch, accumulate, or a plan for another loss asks for "
         "it; use the whole batch at once, or return a Loss::sum or Loss::mean");
   }
@@ -376,7 +377,7 @@ class Stepper::Impl {
     /// `micro_batch`: items in each micro-batch; 0: to be chosen.
     detail::StepToPlan step(int64_t micro_batch) {
       unload();  // the items that a failed try has left
-      is_cut_by_hand_ = micro_batch > 0;
+      is_cut_by_hand_ = micro_batch > 0 && micro_batch < batch_;
       const detail::TrainedParameters& parameters = stepper_.parameters_;
       return {.trial = *this,
               .kind = {.shape = source_.shape,
@@ -418,10 +419,10 @@ class Stepper::Impl {
       const detail::PrecisionRegionsScope regions(stepper_.precision_.regions());
       const Loss loss = stepper_.precision_.forward([&] { return source_.loss_of(/*is_last_time=*/false); });
       is_whole_ = loss.kind() == Loss::Kind::Whole;
+      if (is_whole_ && is_cut_by_hand_) {
+        refuse_to_split_whole();
+      }
       if (is_whole_ && is_part_) {
-        if (is_cut_by_hand_) {
-          refuse_to_split_whole();
-        }
         throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
       }
       state_.note(loss.value());
@@ -455,7 +456,7 @@ class Stepper::Impl {
     void check_new_buffers() {
       for (const auto& buffer : stepper_.model_.named_buffers()) {
         if (!journal().is_registered(buffer.value()) && journal().has_written(buffer.value())) {
-          throw ConfigError(fmt::format(
+          throw detail::PlanningMisuse(fmt::format(
               "Stepper: forward registers the buffer '{}' when it is called first, and writes to it from then on; "
               "planning calls it several times, and training would not go on from where it began. Call it once before",
               buffer.key()));
