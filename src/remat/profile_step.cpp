@@ -39,6 +39,8 @@
 // 4. If the most frugal plan fails too, the failed run has shown what backward takes up to the failure. Plan again, as
 //    frugally as possible, with the new facts.
 //
+// A caller with a plan for the expected profile has the first run made under the plan instead (ProfileOptions::plan).
+//
 // Consequence: the successful schedule follows from bytes alone, whatever the times were. If some plan can run the
 // step, the step can be profiled.
 //

@@ -13,19 +13,28 @@
 // Recompute and offload need a choice for every tensor, and planner/solver has a solver for the choice. Split, files
 // and slices have few settings. So the search is a loop around the solver:
 //
-//   1. Profile one micro-batch of the whole batch, of its half, its quarter, and so on (profile_step).
-//   2. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
+//   1. Profile the whole batch without any plan. If the batch fits, nothing else is done.
+//   2. Profile two small micro-batches: an eighth and a sixteenth of the batch (profile_step). A line through both
+//      profiles predicts the profile of the batch, of its half, of its quarter, and so on (planner/extrapolate).
+//   3. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
 //      (plan::search), with the optimizer's state in memory and with the state in a file. StepPlanner decides about
 //      weights and gradients in files.
-//   3. Take the fastest step of all.
-//   4. Run the plan once, and compare values and peak with the prediction (plan_activations). If the plan fails, go
-//      back to 3 without the micro-batch; if memory runs out, go back to 3 with more memory left free.
-//   5. If nothing fits, and the model leaves the number of slices to the plan, profile with more slices.
+//   4. Take the fastest step of all. If its micro-batch is only predicted, run the micro-batch once under its plan. The
+//      run gives the micro-batch a profile of its own. Go back to 3 with the profile.
+//   5. A plan needs a proof: a run with the bits of plain training and with no more bytes than its profile predicts.
+//      Usually the run of 4 is the proof. Otherwise the plan runs once more (plan_activations). If the plan fails, go
+//      back to 4 without the micro-batch; if memory runs out, go back to 4 with more memory left free.
+//   6. If nothing fits, and the model leaves the number of slices to the plan, profile with more slices.
 //
-// Profiles are expensive. So an earlier run's choice is profiled first, and ends step 1 if the choice fits. Otherwise
-// step 1 ends with the first micro-batch that fits plainly, because a smaller one does the same work in more operators.
-// Step 1 also ends after six micro-batches if one of the six fits. A batch stays whole if the model normalises by batch
-// statistics, if the loss is a Loss::whole, or if the caller carries state from step to step.
+// A prediction is wrong if bytes do not lie on a line, as with all pairs of items, or if many items have other
+// operators. A wrong prediction costs a run, and never makes a wrong plan, because a run proves each plan. Small
+// micro-batches with different operators predict nothing. Then, and if no predicted plan runs, the batch, its half and
+// so on have profiles of their own (try_each). Batches below 32 items, carried state and slices are not predicted.
+//
+// An earlier run's choice is profiled first, and ends the search if the choice fits. Candidates end with the first
+// micro-batch that fits plainly, because a smaller one does the same work in more operators, or with the sixth if one of
+// the six fits. A batch stays whole if the model normalises by batch statistics, if the loss is a Loss::whole, or if the
+// caller carries state from step to step.
 //
 // Nothing runs beyond the budget, not even to refuse the budget. The refusal names the smallest budget for which a plan
 // was found. If nothing ran, parts of the batch are profiled, and the profile of the smallest step is extrapolated.

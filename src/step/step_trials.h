@@ -1,6 +1,6 @@
 #pragma once
 // StepTrials: the trials of a step, and the plan that follows from the trials. Micro-batches of the batch, of its half,
-// its quarter and so on are profiled or predicted, and plan::search takes the best. If not even the smallest
+// its quarter and so on are predicted or profiled, and plan::search takes the best. If not even the smallest
 // micro-batch fits, and the model has a snug::sliced, the number of slices is raised. step_trials.cpp opens with the
 // whole search.
 
