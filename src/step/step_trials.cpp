@@ -32,9 +32,9 @@
 // so on have profiles of their own (try_each). Batches below 32 items, carried state and slices are not predicted.
 //
 // An earlier run's choice is profiled first, and ends the search if the choice fits. Candidates end with the first
-// micro-batch that fits plainly, because a smaller one does the same work in more operators, or with the sixth if one of
-// the six fits. A batch stays whole if the model normalises by batch statistics, if the loss is a Loss::whole, or if the
-// caller carries state from step to step.
+// micro-batch that fits plainly, because a smaller one does the same work in more operators, or with the sixth if one
+// of the six fits. A batch stays whole if the model normalises by batch statistics, if the loss is a Loss::whole, or if
+// the caller carries state from step to step.
 //
 // Nothing runs beyond the budget, not even to refuse the budget. The refusal names the smallest budget for which a plan
 // was found. If nothing ran, parts of the batch are profiled, and the profile of the smallest step is extrapolated.

@@ -72,30 +72,30 @@ Planned planned_within(
   return planned;
 }
 
+// The whole batch is tried without a plan first.
 void expect_few_calls(const Planned& planned) {
   for (const auto& [items, times] : planned.calls) {
     if (items != kSmall && items != kLarge) {
-      EXPECT_EQ(times, 1) << items;
+      EXPECT_LE(times, items == kItems ? 2 : 1) << items;
     }
   }
 }
 
-TEST(PredictedPlan, OfABatchThatFitsRunsTheBatchOnce) {
+TEST(PredictedPlan, IsNotMadeForABatchThatFits) {
   const Planned planned = planned_within(1.5, squared);
   EXPECT_EQ(planned.plan.choice.items, kItems);
   EXPECT_FALSE(planned.plan.activations);
-  EXPECT_EQ(planned.calls.at(kItems), 1);
-  EXPECT_LE(planned.calls.size(), 3U);
+  EXPECT_EQ(planned.calls, (Calls{{kItems, 2}}));
 }
 
-TEST(PredictedPlan, RunsEachLargeMicroBatchAtMostOnce) {
+TEST(PredictedPlan, IsProvenByTheOnlyRunUnderIt) {
   for (const double share : {0.9, 0.7, 0.5, 0.4}) {
     SCOPED_TRACE(share);
     expect_few_calls(planned_within(share, squared));
   }
 }
 
-TEST(PredictedPlan, OfABatchThatIsNotCutIsVerifiedInItsOnlyRun) {
+TEST(PredictedPlan, IsMadeForABatchThatMustNotBeCut) {
   const Planned planned = planned_within(0.7, squared, with_batch_norm);
   EXPECT_EQ(planned.plan.choice.items, kItems);
   EXPECT_TRUE(planned.plan.activations);
@@ -113,7 +113,9 @@ TEST(PredictedPlan, HasTheBytesThatTheStepTakes) {
   const Batch batch = make_batch(kItems);
   PlannedTraining run({.budget = {.memory = Bytes(planned.plan.budget_bytes)}});
   run.step(batch);
-  EXPECT_EQ(run.step(batch).peak_bytes, run.stepper.plan()->choice.peak_bytes);
+  const int64_t peak = run.step(batch).peak_bytes, predicted = run.stepper.plan()->choice.peak_bytes;
+  EXPECT_LE(peak, predicted);
+  EXPECT_GE(static_cast<double>(peak), 0.95 * static_cast<double>(predicted));
 }
 
 // --- what a few items do not tell
@@ -150,7 +152,48 @@ TEST(PredictedPlan, IsNotMadeWhereSmallMicroBatchesHaveOtherOperators) {
     return Loss::sum(difference.square().sum(), micro[1].numel());
   };
   const Planned planned = planned_within(0.6, other);
-  EXPECT_GT(planned.calls.at(kItems), 1) << "the batch has a profile of its own";
+  EXPECT_GT(planned.calls.at(kItems), 2) << "the batch has a profile of its own";
+}
+
+TEST(PredictedPlan, OfABatchWhosePartsHaveOtherOperatorsIsTheWholeBatchIfTheBatchFits) {
+  const auto loop = [](nn::Sequential& model, const Batch& micro) {
+    Tensor sum = torch::zeros({});
+    for (int64_t i = 0; i < micro.size(); i += kSmall) {
+      sum = sum + (model->forward(micro[0].slice(0, i, i + kSmall)) - micro[1].slice(0, i, i + kSmall)).square().sum();
+    }
+    return Loss::sum(sum, micro[1].numel());
+  };
+  EXPECT_EQ(planned_within(1.5, loop).plan.choice.items, kItems);
+  planned_within(0.6, loop);
+}
+
+TEST(PredictedPlan, OfAModelThatKeepsAResultCountsTheResultOnce) {
+  Tensor kept;
+  const auto keeping = [&](nn::Sequential& model, const Batch& micro) {
+    kept = model->forward(micro[0]);
+    const Tensor loss = (kept - micro[1]).square().sum();
+    kept = kept.detach();
+    return Loss::sum(loss, micro[1].numel());
+  };
+  for (const double share : {0.7, 0.5}) {
+    SCOPED_TRACE(share);
+    planned_within(share, keeping);
+    kept = Tensor();
+  }
+}
+
+TEST(PredictedPlan, DoesNotHideThatTheModelHasStateOfItsOwn) {
+  const Batch batch = make_batch(kItems);
+  PlannedTraining plain;
+  plain.step(batch);
+  const int64_t budget = live() + plain.step(batch).activation_peak_bytes / 2 + (64 << 10);
+  PlannedTraining run({.budget = {.memory = Bytes(budget)}});
+  double factor = 1;
+  const auto counting = [&](const Batch& micro) {
+    factor *= 1.5;
+    return Loss::sum((run.model->forward(micro[0]) - micro[1]).square().sum() * factor, micro[1].numel());
+  };
+  EXPECT_THROW(run.stepper.step(batch, counting), ConfigError);
 }
 
 TEST(PredictedPlan, IsNotMadeWhereSmallMicroBatchesDoNotRun) {
