@@ -14,7 +14,8 @@
 // and slices have few settings. So the search is a loop around the solver:
 //
 //   1. Profile the whole batch without any plan. If the batch fits, nothing else is done.
-//   2. Profile two small micro-batches: an eighth and a sixteenth of the batch (profile_step). A line through both
+//   2. Profile two small micro-batches, of at most an eighth of the batch where the batch is large (profile_step). A
+//   line through both
 //      profiles predicts the profile of the batch, of its half, of its quarter, and so on (planner/extrapolate).
 //   3. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
 //      (plan::search), with the optimizer's state in memory and with the state in a file. StepPlanner decides about
@@ -29,7 +30,7 @@
 // A prediction is wrong if bytes do not lie on a line, as with all pairs of items, or if many items have other
 // operators. A wrong prediction costs a run, and never makes a wrong plan, because a run proves each plan. Small
 // micro-batches with different operators predict nothing. Then, and if no predicted plan runs, the batch, its half and
-// so on have profiles of their own (try_each). Batches below 32 items, carried state and slices are not predicted.
+// so on have profiles of their own (try_each). Batches below 16 items, carried state and slices are not predicted.
 //
 // An earlier run's choice is profiled first, and ends the search if the choice fits. Candidates end with the first
 // micro-batch that fits plainly, because a smaller one does the same work in more operators, or with the sixth if one
@@ -66,8 +67,7 @@ namespace {
 // Slices are tried coarsely: each try is a step that may run out of memory, and more slices than needed cost little.
 constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
 constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller parts only if none of these fits
-constexpr size_t kRunsToPredict = 2;
-constexpr int64_t kLeastToPredict = 32;    // items; a micro-batch of a single item often has other operators
+constexpr int64_t kLeastToPredict = 16;    // items; fewer items cost as much as their predictions save
 constexpr int64_t kLessAfterFailure = 16;  // a plan that failed is followed by a plan in 15 of 16 parts of the bytes
 
 // Statistics of a batch differ from the statistics of its parts. An operator that writes to memory from before the step
@@ -257,11 +257,8 @@ bool StepTrials::predict(const StepToPlan& step, int64_t most) {
 }
 
 bool StepTrials::predict_candidates(const StepToPlan& step, int64_t most) {
-  const int64_t large = most / 8, small = most / 16;
-  const auto run_both = [&](StepTrials& trials) {
-    return trials.try_one(step, small, {.runs = kRunsToPredict}) &&
-           trials.try_one(step, large, {.runs = kRunsToPredict});
-  };
+  const int64_t large = std::max<int64_t>(most / 8, 4), small = large / 2;  // a single item often has other operators
+  const auto run_both = [&](StepTrials& trials) { return trials.try_one(step, small) && trials.try_one(step, large); };
   const auto is_known = [&](const StepTrials& from, int64_t items) {
     if (!tried_.contains(items)) {
       if (std::optional<Tried> one = from.predicted(small, large, items)) {
@@ -375,7 +372,7 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
 // Runs the micro-batch without any plan. Most steps need no plan.
 bool StepTrials::fits_plainly_at_once(const StepToPlan& step, int64_t items) {
   const std::string untried = untried_;
-  const bool has_run = try_one(step, items, {.only_so = true, .runs = 2});
+  const bool has_run = try_one(step, items, {.only_so = true});
   untried_ = untried;
   return has_run && fits_plainly(items);
 }

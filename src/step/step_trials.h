@@ -115,7 +115,7 @@ class StepTrials {
     bool is_last_resort = false;
     const ActivationPlan* plan = nullptr;  // null: runs are plain
     bool only_so = false;                  // if a run does not fit, nothing else is tried
-    size_t runs = 3;
+    size_t runs = 2;
   };
 
   bool try_one(const StepToPlan& step, int64_t items, const Way& way);
