@@ -291,11 +291,11 @@ struct Moving : OwnSgd, MovableState {
     return true;
   }
   StatePlacement state_placement() const override { return placement_; }
-  StatePlacementBytes bytes_with_state_in(const StatePlacement& place) const override {
+  PlacementBytes bytes_with_state_in(const StatePlacement& place) const override {
     const auto* file = std::get_if<StateFile>(&place);
     return file == nullptr || !can_leave
-               ? StatePlacementBytes()
-               : StatePlacementBytes{.moved = bytes_of(param_groups()[0].params()), .workspace = file->window.count()};
+               ? PlacementBytes()
+               : PlacementBytes{.moved = bytes_of(param_groups()[0].params()), .workspace = file->window.count()};
   }
 
  private:
