@@ -56,7 +56,7 @@ TEST(Extrapolated, TellsTheSmallestPeakOfTheWhole) {
   EXPECT_EQ(smallest(*found), smallest(step_of(32, 12)));
 }
 
-TEST(Extrapolated, HasNoBytesAndSecondsBelowZero) {
+TEST(Extrapolated, HasNoBytesBelowZeroAndSecondsBetweenConstantAndProportionalOnes) {
   Profile small = step_of(2);
   const Profile large = step_of(4);
   small.storages[1].bytes = 8192;  // as it grows, it gets smaller
@@ -67,8 +67,11 @@ TEST(Extrapolated, HasNoBytesAndSecondsBelowZero) {
   ASSERT_TRUE(found);
   EXPECT_EQ(found->storages[1].bytes, 0);
   EXPECT_EQ(found->operators[0].workspace, 0);
-  EXPECT_EQ(found->operators[0].seconds, 0);
-  EXPECT_EQ(found->backward[0].seconds, 0);
+  EXPECT_EQ(found->operators[0].seconds, large.operators[0].seconds);
+  EXPECT_EQ(found->backward[0].seconds, large.backward[0].seconds);
+  small.operators[0].seconds = 0;
+  EXPECT_EQ(extrapolated({small, 2}, {large, 4}, 64)->operators[0].seconds, 16 * large.operators[0].seconds);
+  EXPECT_EQ(extrapolated({small, 2}, {large, 4}, 2)->operators[0].seconds, large.operators[0].seconds / 2);
 }
 
 TEST(Extrapolated, IsNoneWhereTheTwoAreNotAlike) {

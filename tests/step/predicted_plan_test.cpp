@@ -54,29 +54,36 @@ Planned planned_within(
     plain = step(run).peak_bytes - before;
   }
   Planned planned;
-  PlannedTraining run({.budget = {.memory = Bytes(live() + static_cast<int64_t>(share * static_cast<double>(plain)))}},
-                      make());
-  planned.plan = *run.stepper.plan_for(batch, [&](const Batch& micro) {
-    ++planned.calls[micro[0].size(0)];
-    return loss_of(run.model, micro);
-  });
+  std::vector<Tensor> state;
+  {
+    const int64_t budget = live() + static_cast<int64_t>(share * static_cast<double>(plain));
+    PlannedTraining run({.budget = {.memory = Bytes(budget)}}, make());
+    planned.plan = *run.stepper.plan_for(batch, [&](const Batch& micro) {
+      ++planned.calls[micro[0].size(0)];
+      return loss_of(run.model, micro);
+    });
+    for (int i = 0; i < 2; ++i) {
+      const StepResult result = step(run);
+      EXPECT_LE(result.peak_bytes, budget);
+      EXPECT_EQ(result.step_downs, 0);
+      EXPECT_EQ(result.plan_deviation, "");
+      EXPECT_EQ(result.micro_batches, planned.plan.choice.micro_batches) << run.stepper.plan()->considered;
+    }
+    state = run.state();
+  }
   PlannedTraining reference({.micro_batch = planned.plan.choice.items}, make());
   for (int i = 0; i < 2; ++i) {
-    const StepResult result = step(run);
-    EXPECT_LE(result.peak_bytes, run.stepper.plan()->budget_bytes);
-    EXPECT_EQ(result.step_downs, 0);
-    EXPECT_EQ(result.plan_deviation, "");
     step(reference);
   }
-  EXPECT_TRUE(same_bits(run.state(), reference.state()));
+  EXPECT_TRUE(same_bits(state, reference.state()));
   return planned;
 }
 
-// The whole batch is tried without a plan first.
+// The whole batch is tried without a plan first, twice if its operators fit, and the optimizer does not.
 void expect_few_calls(const Planned& planned) {
   for (const auto& [items, times] : planned.calls) {
     if (items != kSmall && items != kLarge) {
-      EXPECT_LE(times, items == kItems ? 2 : 1) << items;
+      EXPECT_LE(times, items == kItems ? 3 : 1) << items;
     }
   }
 }
