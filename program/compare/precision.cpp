@@ -184,7 +184,7 @@ int64_t expected_batch(const Recipe& recipe, int64_t limit, c10::Device device) 
 
 Exhibit largest_batches(Section& section, const CompareFlags& flags) {
   // CUDA's libraries keep some tens of MiB.
-  const int64_t limit = (flags.quick && !flags.device.is_cuda() ? int64_t{64} : int64_t{256}) << 20;
+  const int64_t limit = (flags.quick && !flags.device.is_cuda() ? int64_t{32} : int64_t{256}) << 20;
   const int64_t most = flags.quick ? 1 << 14 : 1 << 16;
   Bars bars{.quantity = Quantity::Count, .parts = {"batch"}};
   std::vector<Recipe> recipes(kRecipes.begin(), kRecipes.end());
@@ -222,9 +222,9 @@ Section compare_precision(const CompareFlags& flags) {
           "Weights, gradients and optimizer state are there whatever the batch; activations grow with it. Autocast "
           "halves what grows and leaves the rest; 16-bit weights with FP32 masters do not make the rest smaller "
           "either."};
-  std::vector<int64_t> batches{64, 256, 1024, 4096};
+  std::vector<int64_t> batches{16, 64, 256, 1024};
   if (!flags.quick) {
-    batches.push_back(16384);
+    batches = {64, 256, 1024, 4096, 16384};
   }
   std::vector<Measured> all;
   for (const Recipe& recipe : kRecipes) {

@@ -27,7 +27,7 @@ class SnugTest(unittest.TestCase):
 
     def snug(self, *arguments, **variables):
         return subprocess.run([SNUG, *map(str, arguments)], capture_output=True, text=True, errors="replace",
-                              env={**ENVIRONMENT, **variables}, timeout=300)
+                              env={**ENVIRONMENT, **variables}, timeout=900)
 
     def train(self, out, *arguments):
         done = self.snug("train", "--data", self.text, "--out", f"{self.folder}/{out}", *SMALL, *arguments)
