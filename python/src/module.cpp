@@ -77,8 +77,6 @@ void bind_errors() {
       PyErr_SetString(PyExc_RuntimeError, one.what_without_backtrace());
     } catch (python_error& one) {
       one.restore();
-    } catch (Interruption& one) {
-      one.error.restore();
     }
   });
 }

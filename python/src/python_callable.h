@@ -12,15 +12,10 @@
 
 namespace snug::python {
 
-/// An exception of Python's that no C++ handles, such as KeyboardInterrupt. So it is no std::exception.
-struct Interruption {
-  pybind11::error_already_set error;
-};
-
 /// Calls `part` with the lock held. An error that is pending in this thread is of a backward pass through a function of
 /// Python's, which C++ has caught since: it is dropped. Python's torch.OutOfMemoryError becomes C++'s, which snug looks
 /// for: the same step may have thrown it as one of C++, and it has come through Python's frames since. So does
-/// BudgetExceeded. An exception of Python's that is no Exception becomes an Interruption.
+/// BudgetExceeded.
 template <class Part>
 auto with_lock(Part&& part) {
   const pybind11::gil_scoped_acquire lock;
@@ -35,9 +30,6 @@ auto with_lock(Part&& part) {
     if (error.matches(pybind11::module_::import("torch").attr("OutOfMemoryError"))) {
       const std::string what = pybind11::str(error.value());
       C10_THROW_ERROR(OutOfMemoryError, what);
-    }
-    if (!error.matches(PyExc_Exception)) {
-      throw Interruption{error};
     }
     throw;
   }

@@ -363,20 +363,6 @@ class Steps(unittest.TestCase):
         self.assertEqual(len(calls), 1)
         self.assertTrue(same(before, bits(model)))
 
-    def test_end_where_somebody_interrupts_while_a_part_of_the_batch_is_tried(self):
-        model, x, y = problem(dropout=0)
-        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=budget_for(model, 0.5, x, y))
-
-        def interrupted(part, target):
-            if len(part) < len(x):
-                raise KeyboardInterrupt
-            return F.mse_loss(model(part), target)
-
-        before = bits(model)
-        with self.assertRaises(KeyboardInterrupt):
-            stepper.step((x, y), interrupted)
-        self.assertTrue(same(before, bits(model)))
-
     def test_refuse_hooks_of_a_step_that_cpp_makes(self):
         model, x, y = problem(dropout=0)
         optimizer = snug.AdamW8bit(model.parameters(), lr=1e-2)
