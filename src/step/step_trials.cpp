@@ -14,9 +14,8 @@
 // and slices have few settings. So the search is a loop around the solver:
 //
 //   1. Profile the whole batch without any plan. If the batch fits, nothing else is done.
-//   2. Profile two small micro-batches, of at most an eighth of the batch where the batch is large (profile_step). A
-//   line through both
-//      profiles predicts the profile of the batch, of its half, of its quarter, and so on (planner/extrapolate).
+//   2. Profile two small micro-batches (profile_step): an eighth and a sixteenth of the batch, at least 4 and 2 items.
+//      A line through both profiles predicts the profile of the batch, of its half, and so on (planner/extrapolate).
 //   3. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
 //      (plan::search), with the optimizer's state in memory and with the state in a file. StepPlanner decides about
 //      weights and gradients in files.
@@ -250,8 +249,7 @@ std::optional<StepTrials::Tried> StepTrials::predicted(int64_t small, int64_t la
 // Predicts the candidates up to `most` items from two small micro-batches, and runs the best. False: predictions do not
 // help. Micro-batches that ran remain.
 bool StepTrials::predict(const StepToPlan& step, int64_t most) {
-  const bool is_enough =
-      most >= kLeastToPredict && step.trial.pinned_by().empty() && predict_candidates(step, most) && run_the_best(step);
+  const bool is_enough = predict_candidates(step, most) && run_the_best(step);
   std::erase_if(tried_, [](const auto& entry) { return entry.second.is_predicted; });
   return is_enough;
 }
@@ -349,7 +347,7 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   if (step.micro_batch > 0) {
     const int64_t items = std::min(step.micro_batch, step.counts.batch);
     const int64_t slices = before != nullptr && before->items == items ? before->slices : 1;
-    if (slices > 1 || (!fits_plainly_at_once(step, items) && !predict(step, items))) {
+    if (slices > 1 || !fits_or_is_predicted(step, items)) {
       try_one(step, items, {.slices = slices});
     }
     return items;
@@ -363,10 +361,14 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
       return items;
     }
   }
-  if (fits_plainly_at_once(step, step.counts.batch)) {
-    return step.counts.batch;
-  }
-  return predict(step, step.counts.batch) ? tried_.begin()->first : try_each(step);
+  return fits_or_is_predicted(step, step.counts.batch) ? tried_.begin()->first : try_each(step);
+}
+
+// Whether `most` items fit plainly, or a prediction has found a micro-batch that fits. Few items, and carried state,
+// are not predicted, and do not run here.
+bool StepTrials::fits_or_is_predicted(const StepToPlan& step, int64_t most) {
+  return most >= kLeastToPredict && step.trial.pinned_by().empty() &&
+         (fits_plainly_at_once(step, most) || predict(step, most));
 }
 
 // Runs the micro-batch without any plan. Most steps need no plan.

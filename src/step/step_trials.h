@@ -121,6 +121,7 @@ class StepTrials {
   bool try_one(const StepToPlan& step, int64_t items, const Way& way);
   bool try_one(const StepToPlan& step, int64_t items) { return try_one(step, items, Way()); }
   void profile(const StepToPlan& step, int64_t items, const Way& way);
+  bool fits_or_is_predicted(const StepToPlan& step, int64_t most);
   bool fits_plainly_at_once(const StepToPlan& step, int64_t items);
   std::optional<Tried> predicted(int64_t small, int64_t large, int64_t items) const;
   bool predict(const StepToPlan& step, int64_t most);
