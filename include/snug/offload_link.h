@@ -7,8 +7,8 @@
 
 namespace snug {
 
-/// A file or memory to which storages may leave while nothing needs them, and the speed. The default link is closed:
-/// nothing can leave.
+/// A file or memory to which storages may leave while nothing needs them, and the speed. The default link has speed 0
+/// and is closed: nothing can leave.
 struct OffloadLink {
   enum class Kind : uint8_t {
     File,    ///< a file, for storages in the host's memory

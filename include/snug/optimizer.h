@@ -52,7 +52,8 @@ class StatefulOptimizer {
 
 /// An optimizer that knows the bytes of its state and of its updates, so that plans count the bytes before the first
 /// step. Without the interface, and if before_writing() returns false, a Stepper updates without the limit of the
-/// budget, because an update that runs out of memory midway leaves some parameters updated.
+/// budget, because an update that runs out of memory midway leaves some parameters updated. Exception: the bytes of
+/// torch's Adam, AdamW, RMSprop, SGD and Adagrad are known, so their updates stay within the limit.
 class MemoryAware {
  public:
   virtual ~MemoryAware() = default;

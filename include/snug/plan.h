@@ -1,8 +1,9 @@
 #pragma once
 // Rematerialize: runs a forward and backward pass of any model within a number of bytes. Results that are cheap to
 // compute again are dropped in forward, and rebuilt operator by operator when backward asks for the results. Where
-// offloading is allowed, results that are dear or impossible to compute again go to disk, or from a device to host
-// memory. Gradients, buffers and random numbers equal the values of plain training, to the bit.
+// offloading is allowed, results that take long or are impossible to compute again go to disk, or from a device to host
+// memory. On a CPU gradients, buffers and random numbers equal the values of plain training, to the bit; on other
+// devices the kernels decide (docs/devices.md). Plain training: all that autograd saves is kept in memory.
 //
 //   const auto step = [&] { return loss_function(model->forward(x), y); };
 //   const auto plan = snug::plan_activations(step, snug::Bytes::parse("300MiB"));
@@ -69,7 +70,7 @@ class ActivationPlan {
 ///
 /// The function first records the operators, the least time of each operator, and every byte that the passes take.
 /// `forward_and_loss` is called up to three times for the record. If plain training does not fit into `budget`, or into
-/// a MemoryLimit in force, further calls are made while nearly everything saved is dropped and rebuilt:
+/// a MemoryLimit in force, further calls are made under frugal plans, which drop and rebuild nearly everything saved:
 /// - one call without a backward pass;
 /// - one call for each attempt that did not fit: plain training, and at most 4 frugal plans, 24 on a CPU.
 ///
@@ -78,7 +79,7 @@ class ActivationPlan {
 /// - Memory rises no higher than predicted. A higher rise is included in the next plan.
 ///
 /// With `link` from measure_offload_link, a storage goes to disk, or from a device to host memory, if a rebuild takes
-/// more time than the way out and back. The default link is closed: nothing is offloaded.
+/// more time than the way out and back. The default link has speed 0: nothing is offloaded.
 ///
 /// After each call of `forward_and_loss`, also if the call throws, the following state is as before:
 /// - gradients to which a backward pass has added, also a backward pass inside the forward pass or in a hook;
@@ -98,7 +99,7 @@ class ActivationPlan {
 ///
 /// The call takes as much memory as
 /// - plain training, at most `budget`; or little more than the least that a plan can reach, with offloading if the link
-///   is open;
+///   has a speed;
 /// - copies of gradients that exist already;
 /// - copies of earlier memory that the forward pass writes to, unless the memory is all zero;
 /// - copies of generators.

@@ -59,22 +59,16 @@ class Stepper {
   /// `loss_of(const Batch&)` returns a Loss. With a budget the first step for a shape of batch calls loss_of
   /// several times more, to plan.
   ///
-  /// A step that throws drops the gradients. The other state after the exception, and whether the state is as before:
-  ///
-  ///   thrown                      by                              parameters, optimizer, scaler  buffers, generators,
-  ///                                                                                              carried, gradients of
-  ///                                                                                              other leaves
-  ///   any exception               loss_of, forward, backward      yes, but writes of loss_of     planned: yes; else no
-  ///   BudgetExceeded or           forward, backward               yes                            planned: yes; else no
-  ///   c10::OutOfMemoryError       one of snug's optimizers        yes                            planned: yes; else no
-  ///                               another optimizer               no: allocates while writing    no
-  ///   BudgetExceeded              another rank, out of memory     yes                            planned: yes; else no
-  ///   DistributedError            another rank, any other reason  yes                            planned: yes; else no
-  ///   DistributedError            a rank lost in the update       no: continue from a snapshot   no
-  ///   NonFinite                   too many skipped steps          yes, but the scaler            no
-  ///
-  /// "planned": under a budget with planning; docs/budget.md lists the state that is as before.
-  /// Other leaves: leaves that neither the model nor the optimizer holds.
+  /// A step that throws drops the gradients. docs/budget.md has a table of the exceptions. In short:
+  /// - Parameters, optimizer and scaler are as before the step. Exceptions: writes of loss_of; an optimizer other than
+  ///   snug's that throws, as when memory runs out, because the optimizer allocates while writing; a disk that fails
+  ///   while an update streams state in a file; a rank lost in the update (DistributedError: continue from a snapshot);
+  ///   the scaler after NonFinite (too many skipped steps).
+  /// - Buffers, generators, `carried`, and gradients of leaves that neither the model nor the optimizer holds are as
+  ///   before under a budget with planning, and not without. Not as before under any budget: after NonFinite, and after
+  ///   a failure of the update itself (another optimizer's exception, a failed disk, a lost rank).
+  /// - If another rank fails, this rank throws BudgetExceeded if the other rank ran out of memory, else
+  ///   DistributedError.
   ///
   /// loss_of may write parameters, as a layer does that masks its own weight, if loss_of runs once and alone: in one
   /// micro-batch, without a planned budget, data_parallel and Weights::Low. Otherwise such a write is a ConfigError

@@ -50,8 +50,9 @@ enum class Weights {
 
 /// How a step keeps within a number of bytes. The whole contract: docs/budget.md.
 /// - Means: a smaller micro-batch, and activations that are dropped and computed again in backward; with `offload`,
-///   files too. Gradients have the bits of plain training with the chosen micro-batch. Exception: if not even one item
-///   fits, a model that leaves snug::sliced to the plan is cut into slices, and gradients differ by rounding.
+///   files too. On a CPU gradients have the bits of training without a budget with the chosen micro-batch. Exception:
+///   if not even one item fits, a model that leaves snug::sliced to the plan is cut into slices, and gradients differ
+///   by rounding.
 /// - Planning: the first step for a shape of batch makes the choice, plan(), and so does the first step for another set
 ///   of modules in training mode, of trained parameters, or of regions in FP32. Planning calls loss_of several times
 ///   more. No other thread should allocate tensors during planning.
@@ -72,8 +73,8 @@ struct BudgetOptions {
   Bytes memory = Bytes::unlimited();
   /// false: `memory` is a limit only, and all other options stay as given.
   bool plan = true;
-  /// Directory for plans: the next program that makes the same steps tries nothing, and its steps have the same bits.
-  /// Empty: plans are forgotten at the end of the program.
+  /// Directory for plans: the next program that makes the same steps tries nothing, and on a CPU its steps have the
+  /// same bits. Empty: plans are forgotten at the end of the program.
   std::filesystem::path plan_folder = {};
   /// Directory on a disk, for activations, optimizer state, weights and gradients outside of memory. On devices other
   /// than the CPU, give an empty path: activations go to pinned memory of the host, and nothing else.
