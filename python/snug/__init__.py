@@ -18,9 +18,9 @@ from ._errors import BudgetExceeded, ConfigError, CorruptFile, Error
 from ._memory import MemoryLimit, MemoryMeter, live_bytes
 from ._plan import curve, fits, plan
 from ._snug import Loss, Plan, StepResult
-from ._stepper import Stepper, step
+from ._stepper import Stepper
 
 del _prepare
 
 __all__ = ["AdamW8bit", "BudgetExceeded", "ConfigError", "CorruptFile", "Error", "Loss", "MemoryLimit", "MemoryMeter", "Plan",
-           "StepResult", "Stepper", "curve", "fits", "live_bytes", "plan", "step"]
+           "StepResult", "Stepper", "curve", "fits", "live_bytes", "plan"]

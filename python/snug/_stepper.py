@@ -108,21 +108,3 @@ def _refuse_closures(optimizer):
 
 def _groups(optimizer):
     return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
-
-
-_KEPT = 8
-_steppers = {}  # the last ones, by the optimizer's id: model and options, and the Stepper, which holds the optimizer
-
-
-def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch,
-         loss_of: Callable[..., torch.Tensor | _snug.Loss], memory: int | str | None = None, **options: Any) -> _snug.StepResult:
-    """One step of a Stepper that is made when it is first needed, and again where the arguments are others. The last eight
-    are kept. See Stepper."""
-    wanted = id(model), memory, options
-    known = _steppers.pop(id(optimizer), None)
-    if known is None or known[0] != wanted:
-        known = wanted, Stepper(model, optimizer, memory, **options)
-    _steppers[id(optimizer)] = known
-    if len(_steppers) > _KEPT:
-        del _steppers[next(iter(_steppers))]
-    return known[1].step(batch, loss_of)

@@ -9,7 +9,6 @@ import sys
 import threading
 import unittest
 import warnings
-import weakref
 
 import numpy
 import torch
@@ -139,23 +138,12 @@ class Steps(unittest.TestCase):
             for part_x, part_y in zip(x.split(32), y.split(32)):
                 (F.mse_loss(plain(part_x), part_y) * 32 / 128).backward()
             optimizer.step()
-        own = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        stepper = snug.Stepper(model, torch.optim.AdamW(model.parameters(), lr=1e-2), micro_batch=32)
         for _ in range(3):
-            result = snug.step(model, own, {"x": x, "y": y}, lambda x, y: F.mse_loss(model(x), y), micro_batch=32)
+            result = stepper.step({"x": x, "y": y}, lambda x, y: F.mse_loss(model(x), y))
             self.assertEqual(result.micro_batches, 4)
         for a, b in zip(plain.parameters(), model.parameters()):
             self.assertTrue(torch.allclose(a, b, atol=1e-6))
-
-    def test_of_the_short_form_keep_the_last_optimizers_alone(self):
-        model, x, y = problem(dropout=0)
-        optimizers = [torch.optim.SGD(model.parameters(), lr=0) for _ in range(12)]
-        seen = [weakref.ref(optimizer) for optimizer in optimizers]
-        for optimizer in optimizers:
-            for _ in range(2):
-                snug.step(model, optimizer, (x, y), lambda x, y: F.mse_loss(model(x), y))
-        del optimizer, optimizers
-        gc.collect()
-        self.assertEqual([one() is not None for one in seen], [False] * 4 + [True] * 8)
 
     def test_count_items_as_the_loss_says(self):
         model, x, y = problem(dropout=0)
@@ -183,19 +171,23 @@ class Steps(unittest.TestCase):
                 plain, x, y = problem()
                 model = copy.deepcopy(plain)
 
-                def train(model, step):
+                def train(model, make_step):
                     torch.manual_seed(2)
                     optimizer = make(model.parameters())
                     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+                    step = make_step(optimizer)
                     for _ in range(3):
-                        step(model, optimizer)
+                        step()
                         schedule.step()
+
+                def of_stepper(optimizer):
+                    stepper = snug.Stepper(model, optimizer, "1GiB", micro_batch=128)
+                    return lambda: stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
 
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")  # of schedules that step before their optimizer
-                    train(plain, lambda model, optimizer: by_hand(model, optimizer, x, y, 1))
-                    train(model, lambda model, optimizer: snug.step(
-                        model, optimizer, (x, y), lambda x, y: F.mse_loss(model(x), y), "1GiB", micro_batch=128))
+                    train(plain, lambda optimizer: lambda: by_hand(plain, optimizer, x, y, 1))
+                    train(model, of_stepper)
                 self.assertTrue(same(bits(plain), bits(model)))
 
     def test_do_not_cut_a_batch_that_the_model_normalises_by(self):
@@ -376,7 +368,7 @@ class Steps(unittest.TestCase):
         stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
         of_torch = torch.optim.SGD(model.parameters(), lr=0.1)
         of_torch.register_step_post_hook(lambda *_: seen.append(1))
-        snug.step(model, of_torch, (x, y), lambda x, y: F.mse_loss(model(x), y))
+        snug.Stepper(model, of_torch).step((x, y), lambda x, y: F.mse_loss(model(x), y))
         self.assertEqual(seen, [1])
 
     def test_refuse_what_they_cannot_take(self):
@@ -440,7 +432,7 @@ class Tying(unittest.TestCase):
         loss_of(plain, tokens).backward()
         optimizer.step()
         torch.manual_seed(2)
-        snug.step(model, torch.optim.AdamW(model.parameters()), tokens, lambda tokens: loss_of(model, tokens))
+        snug.Stepper(model, torch.optim.AdamW(model.parameters())).step(tokens, lambda tokens: loss_of(model, tokens))
         self.assertTrue(same(bits(plain), bits(model)))
 
 
