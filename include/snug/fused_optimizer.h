@@ -106,7 +106,7 @@ class FusedOptimizer : public torch::optim::Optimizer,
   void load(torch::serialize::InputArchive& archive) final;
 
  protected:
-  // The rest is for snug's own optimizers, with the types of src/optim/fused_optimizer_parts.h.
+  // The rest is for snug's own optimizers. The types of the rest are not public.
   struct ParameterState;
   struct Work;
 
