@@ -6,7 +6,9 @@
 //                           options: WIDTH LAYERS BUCKET_BYTES K...
 
 #include <array>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -43,7 +45,12 @@ void become_two_ranks(char** argv) {
                                                                       {"OMP_PROC_BIND", "false"}}) {
     ::setenv(name.c_str(), value.c_str(), 1);
   }
-  const bool is_child = ::fork() == 0;
+  const pid_t child = ::fork();
+  if (child < 0) {
+    std::cerr << "data_parallel: fork: " << std::strerror(errno) << "\n";
+    std::exit(1);
+  }
+  const bool is_child = child == 0;
   ::setenv("RANK", is_child ? "1" : "0", 1);
   ::setenv("LOCAL_RANK", is_child ? "1" : "0", 1);
   ::execv("/proc/self/exe", argv);

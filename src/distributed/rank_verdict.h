@@ -17,13 +17,13 @@ namespace snug::detail {
 
 /// The exchanges of the ranks, in the order of a step.
 enum class Talk {
-  Split,    ///< with a memory budget: the micro-batch that each rank has planned, repeated until all ranks agree
-  Passes,   ///< if the model sends in forward: the number of micro-batches of each rank
+  Split,    ///< in step(), with a budget: the micro-batch that each rank has planned, repeated until all ranks agree
   Trained,  ///< if buckets are made again: the parameters that each rank trains
+  Passes,   ///< in step(), if the model sends in forward: the number of micro-batches of each rank
   Items,    ///< before the first backward: the items that each rank expects, and the parameters that each rank trains
   Sums,     ///< after the last backward: items and losses
   Skip,     ///< with loss scaling: nothing, before the ranks agree on skipping the update
-  Write,    ///< nothing, before the first parameter is written
+  Write,    ///< nothing, before the first parameter is written; snug's optimizers have all their memory by then
 };
 
 /// The smallest micro-batch of all reports.

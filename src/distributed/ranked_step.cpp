@@ -32,6 +32,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
@@ -206,8 +207,12 @@ void RankedStep::check_trained(const Words& words) {
 
 // Ranks that send in each forward pass wait for each other in forward.
 void RankedStep::agree_on_passes(const torch::nn::Module& model, int64_t micro_batches) {
-  const auto groups = groups_in_forward(model, /*in_training=*/true);
-  if (!std::ranges::any_of(groups, [this](const ProcessGroup* group) { return are(group); })) {
+  bool sends = false;
+  model.apply([&](const torch::nn::Module& module) {
+    const auto* sender = dynamic_cast<const SendsInForward*>(&module);
+    sends = sends || (sender != nullptr && module.is_training() && are(sender->sends_over()));
+  });
+  if (!sends) {
     return;
   }
   const Words words = talk(Talk::Passes, {.passes = micro_batches});

@@ -91,13 +91,14 @@ void check_planning(const torch::nn::Module& model, const StepperOptions& option
         "Stepper: offload is for plans to keep a memory budget, and there are none; give a memory budget, "
         "or a SaveOnHost around the steps instead");
   }
-  for (const ProcessGroup* group : groups_in_forward(model, /*in_training=*/false)) {
-    if (plans && !ranks.are(group)) {
+  model.apply([&](const torch::nn::Module& module) {
+    const auto* sender = dynamic_cast<const SendsInForward*>(&module);
+    if (plans && sender != nullptr && sender->sends_over() != nullptr && !ranks.are(sender->sends_over())) {
       throw ConfigError(
           "Stepper: a memory budget is planned for by passes of each rank alone, but a SyncBatchNorm speaks with others "
           "in forward; give data_parallel, made with the same group, or plan = false, which leaves the limit");
     }
-  }
+  });
 }
 
 void check_budget(Bytes budget, c10::Device device) {

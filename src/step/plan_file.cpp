@@ -12,7 +12,7 @@
 #include "src/core/file_system.h"
 #include "src/core/versioned_json.h"
 #include "src/remat/activation_plan.h"
-#include "src/step/step_kind_json.h"
+#include "src/step/step_choices.h"
 
 namespace snug::detail {
 namespace {
@@ -26,23 +26,6 @@ void require(bool holds, const char* what) {
   if (!holds) {
     throw ConfigError(fmt::format("plan_folder: a plan's {}", what));
   }
-}
-
-// Conversions from other numbers may be undefined.
-int64_t whole_number(const Json& json, const char* key) {
-  require(json.at(key).is_number_integer(), "numbers are not whole");
-  return detail::whole_number<int64_t>(json.at(key));
-}
-
-// A comparison of kinds multiplies the sizes.
-bool has_sizes(const StepKind& kind) {
-  return std::all_of(kind.shape.tensors.begin(), kind.shape.tensors.end(), [](const auto& tensor) {
-    int64_t product = 1;
-    return std::all_of(tensor.second.begin(), tensor.second.end(), [&](int64_t size) {
-      return size >= 0 && !__builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product) &&
-             product < int64_t{1} << 48;
-    });
-  });
 }
 
 // Calls f(key, number).
@@ -74,7 +57,7 @@ constexpr int64_t kMostBytes = int64_t{1} << 56;  // sums of several do not over
 StepCounts counts_from(const Json& json) {
   StepCounts counts;
   each_count(counts, [&](const char* key, int64_t& number) {
-    number = whole_number(json, key);
+    number = whole_number<int64_t>(json.at(key));
     const bool is_bytes = key != std::string_view("at_most");
     require(!is_bytes || std::abs(number) < kMostBytes, "bytes cannot be");
   });
@@ -90,7 +73,6 @@ void check_run(const ActivationPlan& of_one, const plan::Solution& choice) {
 void check(const SavedPlan& saved) {
   const auto& [kind, counts, plan, recorded] = saved;
   const StepChoice& choice = plan.choice;
-  require(has_sizes(kind), "tensors have no such sizes");
   require(counts.batch > 0 && choice.items > 0 && choice.items <= counts.batch && counts.at_most > 0 &&
               choice.micro_batches == (counts.batch - 1) / choice.items + 1 && plan.slices > 0 && plan.slices <= 256,
           "micro-batch cannot be");
@@ -139,7 +121,7 @@ void PlanFile::write(const std::vector<SavedPlan>& plans) const {
   Json all = Json::array();
   for (const SavedPlan& saved : plans) {
     Json one = json_of(saved.counts);
-    one.update(Json(detail::json_of(saved.kind)));
+    one.update(detail::json_of(saved.kind));
     one["plan"] = Json::parse(saved.plan.to_json());
     if (saved.recorded) {
       one["recorded"] = Json::parse(saved.recorded->to_json());

@@ -1,5 +1,6 @@
 #include "src/step/step_choices.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -7,9 +8,38 @@
 #include <nlohmann/json.hpp>
 
 #include "snug/core.h"
-#include "src/step/step_kind_json.h"
+#include "src/core/parse_json.h"
 
 namespace snug::detail {
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const StepKind& kind) {
+  Json tensors = Json::array();
+  for (const auto& [type, sizes] : kind.shape.tensors) {
+    tensors.push_back({static_cast<int>(type), sizes});
+  }
+  return {{"modes", kind.modes}, {"trained", kind.trained}, {"tensors", tensors}};
+}
+
+StepKind kind_from(const Json& json) {
+  constexpr int64_t kMost = int64_t{1} << 48;  // elements; a comparison of kinds multiplies the sizes
+  StepKind kind{.modes = whole_number<uint32_t>(json.at("modes")),
+                .trained = whole_number<uint32_t>(json.at("trained"))};
+  for (const Json& tensor : json.at("tensors")) {
+    std::vector<int64_t> sizes;
+    int64_t product = 1;
+    for (const Json& size : tensor.at(1).get_ref<const Json::array_t&>()) {
+      sizes.push_back(whole_number<int64_t>(size));
+      if (sizes.back() < 0 || sizes.back() >= kMost / product) {
+        throw CorruptFile(fmt::format("Stepper: the plan of a step has a tensor of the sizes {}", tensor.at(1).dump()));
+      }
+      product *= std::max<int64_t>(sizes.back(), 1);
+    }
+    kind.shape.tensors.emplace_back(static_cast<at::ScalarType>(whole_number<int>(tensor.at(0))), std::move(sizes));
+  }
+  return kind;
+}
 
 const StepChoices::Choice* StepChoices::find(const StepToPlan& step) const {
   const Choice* found = nullptr;
@@ -30,9 +60,9 @@ void StepChoices::remember(Choice choice) {
 }
 
 std::string StepChoices::to_text() const {
-  nlohmann::json all = nlohmann::json::array();
+  Json all = Json::array();
   for (const Choice& choice : choices_) {
-    nlohmann::json one = json_of(choice.kind);
+    Json one = json_of(choice.kind);
     one.update({{"batch", choice.batch}, {"items", choice.items}, {"slices", choice.slices}});
     all.push_back(std::move(one));
   }
@@ -42,18 +72,18 @@ std::string StepChoices::to_text() const {
 StepChoices StepChoices::parse(const std::string& text) {
   StepChoices result;
   try {
-    for (const nlohmann::json& one : nlohmann::json::parse(text)) {
+    for (const Json& one : parse_json<Json>(text)) {
       Choice choice{.kind = kind_from(one),
                     .batch = whole_number<int64_t>(one.at("batch")),
                     .items = whole_number<int64_t>(one.at("items")),
-                    .slices = one.value("slices", int64_t{1})};
+                    .slices = one.contains("slices") ? whole_number<int64_t>(one["slices"]) : 1};
       if (choice.items < 1 || choice.items > choice.batch || choice.slices < 1) {
         throw CorruptFile(fmt::format("Stepper.load_state_dict: a micro-batch of {} items of {} in {} slices cannot be",
                                       choice.items, choice.batch, choice.slices));
       }
       result.choices_.push_back(std::move(choice));
     }
-  } catch (const nlohmann::json::exception& error) {
+  } catch (const Json::exception& error) {
     throw CorruptFile(fmt::format("Stepper.load_state_dict: micro_batches is not as saved: {}", error.what()));
   }
   return result;

@@ -1,19 +1,10 @@
 #pragma once
 // StepRanks: the part of a step that the ranks of a data-parallel job do together, in the same order, however many
-// micro-batches each rank has:
+// micro-batches each rank has. New buckets, and buffers, come from rank 0 in begin(). Gradients are sent in the last
+// micro-batch's backward, bucket by bucket; then gradients that DataParallel does not send.
 //
-//   Split      with a budget, in step()
-//   Trained    if buckets are made again after the first step
-//   begin      new buckets, and buffers, from rank 0
-//   Passes     if the model sends in each forward pass (SyncBatchNorm), in step()
-//   Items      before the first backward
-//   gradients  in the last micro-batch's backward, bucket by bucket; then gradients that DataParallel does not send
-//   Sums       after the last backward
-//   Skip       with loss scaling
-//   Write      before the first parameter is written; snug's optimizers have all memory for the update by then
-//
-// Names with a capital are exchanges (distributed/rank_verdict.h). StepRanks itself is a rank alone, and does nothing.
-// RankedStep (distributed/ranked_step.h) speaks with the other ranks.
+// Names with a capital are exchanges; distributed/rank_verdict.h has the exchanges in the order of a step. StepRanks
+// itself is a rank alone, and does nothing. RankedStep (distributed/ranked_step.h) speaks with the other ranks.
 
 #include <cstdint>
 #include <exception>
@@ -25,11 +16,14 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include "snug/core.h"
 #include "snug/step_plan.h"
 #include "snug/training_ranks.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace snug::detail {
 
@@ -139,18 +133,5 @@ class StepRanks {
   /// For ranks that are no longer in step. No rank can be told.
   virtual void lose_group() {}
 };
-
-/// The groups over which modules of `model` send in forward(). `in_training`: only modules in training mode count.
-inline std::vector<const ProcessGroup*> groups_in_forward(const torch::nn::Module& model, bool in_training) {
-  std::vector<const ProcessGroup*> groups;
-  model.apply([&](const torch::nn::Module& module) {
-    const auto* sender = dynamic_cast<const SendsInForward*>(&module);
-    const ProcessGroup* group = sender != nullptr ? sender->sends_over() : nullptr;
-    if (group != nullptr && (module.is_training() || !in_training)) {
-      groups.push_back(group);
-    }
-  });
-  return groups;
-}
 
 }  // namespace snug::detail

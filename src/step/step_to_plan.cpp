@@ -21,17 +21,6 @@ int64_t elements(const Batch::Shape& shape) {
   return count;
 }
 
-// Whether a plan for batches of shape `large` serves `small`: no side is longer, and at most a fifth is wasted.
-bool covers(const Batch::Shape& large, const Batch::Shape& small) {
-  const auto is_no_smaller = [](const auto& a, const auto& b) {
-    return a.first == b.first &&
-           std::equal(a.second.begin(), a.second.end(), b.second.begin(), b.second.end(), std::greater_equal<>());
-  };
-  return large == small || (std::equal(large.tensors.begin(), large.tensors.end(), small.tensors.begin(),
-                                       small.tensors.end(), is_no_smaller) &&
-                            5 * elements(large) <= 6 * elements(small));
-}
-
 }  // namespace
 
 uint32_t modes_of(const torch::nn::Module& model, const PrecisionRegions* regions) {
@@ -60,7 +49,14 @@ StepMemory StepCounts::memory(Placement placement) const {
 }
 
 bool covers(const StepKind& large, const StepKind& small) {
-  return large.modes == small.modes && large.trained == small.trained && covers(large.shape, small.shape);
+  const auto is_no_smaller = [](const auto& a, const auto& b) {
+    return a.first == b.first &&
+           std::equal(a.second.begin(), a.second.end(), b.second.begin(), b.second.end(), std::greater_equal<>());
+  };
+  return large == small || (large.modes == small.modes && large.trained == small.trained &&
+                            std::equal(large.shape.tensors.begin(), large.shape.tensors.end(),
+                                       small.shape.tensors.begin(), small.shape.tensors.end(), is_no_smaller) &&
+                            5 * elements(large.shape) <= 6 * elements(small.shape));
 }
 
 }  // namespace snug::detail

@@ -1,6 +1,7 @@
 #pragma once
 // StepToPlan: a step before planning. TrialRunner: how the step can be tried.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -9,7 +10,6 @@
 #include "snug/accumulation.h"
 #include "snug/step_plan.h"
 #include "src/remat/effect_journal.h"
-#include "src/step/placement.h"
 #include "src/step/step_ranks.h"
 
 namespace torch::nn {
@@ -64,6 +64,27 @@ class TrialRunner {
   virtual std::string described() const = 0;
 };
 
+/// The bytes of a part of a step in a file, instead of in memory. Zeros: the part cannot leave memory.
+struct PartInFile {
+  int64_t moved = 0;      ///< not in memory any more
+  int64_t beside = 0;     ///< in memory all the time instead: a window, and tensors too small for a file
+  int64_t workspace = 0;  ///< in memory during an update instead of the workspace of an update in memory
+
+  bool can_leave() const { return moved > 0; }
+  int64_t saved() const { return moved - beside; }
+
+  friend bool operator==(const PartInFile&, const PartInFile&) = default;
+};
+
+/// The bytes of a step beside activations and items, by the time in which the bytes are in memory.
+struct StepMemory {
+  int64_t fixed = 0;      ///< all the time
+  int64_t gradients = 0;  ///< during the update, and between micro-batches
+  int64_t workspace = 0;  ///< during the update
+
+  int64_t in_update() const { return fixed + gradients + workspace; }
+};
+
 /// Bytes and items for which a plan is made.
 struct StepCounts {
   int64_t batch = 0;                    ///< items
@@ -97,5 +118,10 @@ struct StepToPlan {
 /// Whether a plan for steps of kind `large` serves steps of kind `small`: no side of a tensor is longer, and at most a
 /// fifth is wasted.
 bool covers(const StepKind& large, const StepKind& small);
+
+/// In a file: each part that `a` or `b` has in a file.
+inline Placement outside_in_either(Placement a, Placement b) {
+  return {.state = std::max(a.state, b.state), .model = std::max(a.model, b.model)};
+}
 
 }  // namespace snug::detail

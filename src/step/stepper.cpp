@@ -20,16 +20,17 @@
 // - At the border, ranks agree that no rank has failed (StepRanks::confirm_writing), and the journal ends.
 // - After the border, nothing is put back. snug's optimizers allocate all memory before they call the border
 //   (UpdateAware::before_writing). An optimizer of unknown needs updates without the limit instead.
-//
-// The rules of each part are elsewhere: StepBudget and StepPlanner (plans), StepRanks (ranks), StepPrecision (types
-// and loss scale), TrainedParameters (parameters and masters), AccumulationWindow (weights of losses).
 
 #include "snug/stepper.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <exception>
+#include <limits>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -42,28 +43,30 @@
 #include "snug/clip.h"
 #include "snug/core.h"
 #include "snug/memory.h"
+#include "snug/state.h"
 #include "src/accumulation/copy_ahead.h"
+#include "src/core/first_line.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/memory/backward_pass.h"
 #include "src/memory/limit_paused.h"
 #include "src/memory/operator_mode.h"
+#include "src/memory/peak_watch.h"
 #include "src/precision/lost_updates.h"
 #include "src/precision/precision_regions.h"
 #include "src/remat/recorded_step.h"
 #include "src/remat/slice_scope.h"
 #include "src/step/check_options.h"
-#include "src/step/step_attempt.h"
+#include "src/step/places.h"
 #include "src/step/step_budget.h"
-#include "src/step/step_bytes.h"
 #include "src/step/step_precision.h"
 #include "src/step/step_ranks.h"
-#include "src/step/step_watch.h"
 #include "src/step/trained_parameters.h"
 
 namespace snug {
 
 class Stepper::Impl {
-  using Attempt = detail::StepAttempt;
+  friend class Stepper;
+  using RankFailure = detail::RankFailure;
   using Repeats = detail::StepBudget::Repeats;
 
  public:
@@ -96,10 +99,13 @@ class Stepper::Impl {
     if (source.items < 1 && ranks_.is_alone()) {
       throw ConfigError("Stepper.step: the batch is empty");
     }
-    return *make_or_repeat(Repeats::OnAllRanks, [&]() -> std::optional<StepResult> { return make_step(source); });
+    return make_or_repeat(Repeats::OnAllRanks, [&] { return make_step(source); });
   }
 
   std::optional<StepResult> accumulate_one(const MicroBatches& source) {
+    if (source.items < 1) {
+      throw ConfigError("Stepper.accumulate: the micro-batch is empty");
+    }
     const bool is_first = window_.size() == 0;
     try {
       return make_or_repeat(is_first ? Repeats::Alone : Repeats::Never, [&] { return add_micro_batch(source); });
@@ -119,7 +125,7 @@ class Stepper::Impl {
       abandon();
       return std::nullopt;
     }
-    return make_or_repeat(Repeats::Never, [&]() -> std::optional<StepResult> { return close_and_write(); });
+    return make_or_repeat(Repeats::Never, [&] { return close_and_write(); });
   }
 
   StateDict state_dict() const {
@@ -130,12 +136,14 @@ class Stepper::Impl {
       state.set("micro_batches", budget_.planner().choices());
     }
     if (options_.weights == Weights::Low) {
-      state.set("masters", parameters_.masters_state());
+      StateDict masters;
+      for (const auto& [name, master] : parameters_.full_precision()) {
+        masters.set(name, master);
+      }
+      state.set("masters", std::move(masters));
     }
     return state;
   }
-
-  std::map<std::string, at::Tensor> full_precision_parameters() const { return parameters_.full_precision(); }
 
   void load_state_dict(const StateDict& state) {
     const Precision saved = detail::check_state(state, options_, precision());
@@ -163,24 +171,21 @@ class Stepper::Impl {
           "Stepper.plan_for: several ranks plan in step() only, where they wait for each other; nor is there a plan "
           "for an empty batch");
     }
-    make_or_repeat(Repeats::Alone, [&]() -> std::optional<StepResult> {
+    return make_or_repeat(Repeats::Alone, [&] {
       open_window();
       plan_micro_batch(source);
       abandon();
-      return std::nullopt;
+      if (budget_.is_planning()) {
+        budget_.planner().save();
+      }
+      return plan();
     });
-    if (budget_.is_planning()) {
-      budget_.planner().save();
-    }
-    return plan();
   }
 
   std::optional<StepPlan> plan() const {
     const StepPlan* plan = budget_.last_plan();
     return plan != nullptr ? std::optional(*plan) : std::nullopt;
   }
-  void sample_gradients() { sample_gradients_ = true; }
-  detail::CopyAhead& copy_ahead() { return copy_ahead_; }
   Precision precision() const { return precision_.precision(); }
   GradScaler& scaler() { return precision_.scaler(); }
 
@@ -191,6 +196,23 @@ class Stepper::Impl {
     bool is_last;
 
     bool is_split() const { return parts > 1; }
+  };
+
+  // How a try of a step, or of a part of a step, ended.
+  struct Attempt {
+    RankFailure failure = RankFailure::None;  // None, OutOfMemory or Other
+    std::exception_ptr error = {};            // for the caller: BudgetExceeded if a budget was the limit
+    Bytes smallest = Bytes(0);                // if out of memory: a sufficient budget; 0: unknown
+    bool is_group_lost = false;               // the ranks are no longer in step
+  };
+
+  // Time and memory of a step.
+  struct Watch {
+    explicit Watch(c10::Device device) : level(live_bytes(device).count()), peak(device) {}
+
+    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+    int64_t level;  // bytes alive before the step
+    detail::PeakWatch peak;
   };
 
   // --- the step, from top to bottom
@@ -265,18 +287,44 @@ class Stepper::Impl {
   // loss_of, is the caller's.
   void plan_for_later_windows(const MicroBatches& source) {
     budget_.begin_step();
-    const Attempt attempt = detail::attempt_step(device(), budget_.limit(), [&] { plan_in_window(source); });
+    const Attempt planned = attempt([&] { plan_in_window(source); });
     budget_.journal().end();
     source.load({0, 0}, std::nullopt);
     parameters_.drop_gradients();
-    if (!attempt.is_made() && attempt.outcome != Attempt::Outcome::OutOfMemory) {
-      std::rethrow_exception(attempt.error);
+    if (planned.failure == RankFailure::Other) {
+      std::rethrow_exception(planned.error);
+    }
+  }
+
+  // Runs `part` within the budget. Throws nothing.
+  Attempt attempt(const std::function<void()>& part) const {
+    const Bytes budget = budget_.limit();
+    try {
+      detail::check_budget(budget, device());
+      const MemoryLimit limit(device(), budget);
+      part();
+      return {};
+    } catch (const BudgetExceeded& error) {
+      return {RankFailure::OutOfMemory, std::current_exception(), error.smallest_feasible()};
+    } catch (const DistributedError&) {
+      return {.failure = RankFailure::Other, .error = std::current_exception(), .is_group_lost = true};
+    } catch (const std::exception& error) {
+      if (!is_out_of_memory(error)) {
+        return {RankFailure::Other, std::current_exception()};
+      }
+      const BudgetExceeded exceeded(fmt::format("Stepper.step: the step does not fit into the memory budget {}: {}",
+                                                budget.str(), detail::first_line(error)));
+      return {RankFailure::OutOfMemory,
+              budget.is_unlimited() ? std::current_exception() : std::make_exception_ptr(exceeded)};
+    } catch (...) {
+      return {RankFailure::Other, std::current_exception()};
     }
   }
 
   // If `part` runs out of memory, `part` is repeated from its beginning, under a plan that takes less. In any case a
   // part that was not made leaves no gradients, and the other ranks are told.
-  std::optional<StepResult> make_or_repeat(Repeats repeats, const std::function<std::optional<StepResult>()>& part) {
+  template <class Part>
+  auto make_or_repeat(Repeats repeats, const Part& part) -> decltype(part()) {
     if (repeats != Repeats::Never) {
       budget_.forget_tries();
     }
@@ -290,23 +338,28 @@ class Stepper::Impl {
       if (repeats == Repeats::OnAllRanks && budget_.is_planning()) {
         ranks_.begin_split();
       }
-      std::optional<StepResult> result;
-      const Attempt attempt = detail::attempt_step(device(), budget_.limit(), [&] {
+      std::optional<decltype(part())> result;
+      const Attempt made = attempt([&] {
         if (!std::exchange(has_begun, true)) {
           budget_.begin_step();
         }
-        result = part();
+        result.emplace(part());
       });
-      if (attempt.is_made()) {
-        return result;
+      if (made.failure == RankFailure::None) {
+        return *std::move(result);
       }
       auto give_up = c10::make_scope_exit([&] { budget_.give_up(); });
-      const bool takes_less = attempt.outcome == Attempt::Outcome::OutOfMemory && budget_.take_less(repeats);
+      const bool takes_less = made.failure == RankFailure::OutOfMemory && budget_.take_less(repeats);
       abandon();
-      bool is_repeated = false;
-      std::exception_ptr error = attempt.error;
+      bool is_repeated = false;  // on all ranks
+      std::exception_ptr error = made.error;
       try {
-        is_repeated = tell_ranks(attempt, takes_less);
+        if (made.is_group_lost && !ranks_.is_dropped()) {
+          ranks_.lose_group();
+        } else {
+          is_repeated =
+              ranks_.fail(takes_less ? RankFailure::TakesLess : made.failure, parameters_.accumulated(), made.smallest);
+        }
       } catch (...) {
         error = std::current_exception();
       }
@@ -318,19 +371,6 @@ class Stepper::Impl {
       budget_.count_step_down();
       give_up.release();
     }
-  }
-
-  // True: all ranks repeat the part.
-  bool tell_ranks(const Attempt& attempt, bool takes_less) {
-    if (attempt.outcome == Attempt::Outcome::GroupLost && !ranks_.is_dropped()) {
-      ranks_.lose_group();
-      return false;
-    }
-    const bool is_memory = attempt.outcome == Attempt::Outcome::OutOfMemory;
-    const auto failure = takes_less  ? detail::RankFailure::TakesLess
-                         : is_memory ? detail::RankFailure::OutOfMemory
-                                     : detail::RankFailure::Other;
-    return ranks_.fail(failure, parameters_.accumulated(), attempt.smallest);
   }
 
   // --- parts of the step
@@ -368,111 +408,6 @@ class Stepper::Impl {
     return plan == nullptr || options_.micro_batch > 0 ? given : plan->choice.items;
   }
 
-  // The micro-batches of a step of `batch` items, as planning runs them.
-  class Runner final : public detail::TrialRunner {
-   public:
-    Runner(Impl& stepper, const MicroBatches& source, int64_t batch)
-        : stepper_(stepper), source_(source), batch_(batch), state_(stepper.optimizer_, stepper.parameters_) {}
-
-    /// `micro_batch`: items in each micro-batch; 0: to be chosen.
-    detail::StepToPlan step(int64_t micro_batch) {
-      unload();  // the items that a failed try has left
-      is_cut_by_hand_ = micro_batch > 0 && micro_batch < batch_;
-      const detail::TrainedParameters& parameters = stepper_.parameters_;
-      return {.trial = *this,
-              .kind = {.shape = source_.shape,
-                       .modes = detail::modes_of(stepper_.model_, stepper_.precision_.regions()),
-                       .trained = parameters.fingerprint()},
-              .counts = {.batch = batch_,
-                         .fixed_bytes = fixed_bytes(),
-                         .gradient_bytes = parameters.bytes_of_all_gradients(),
-                         .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
-                         .state_in_file = stepper_.budget_.state_place().bytes(),
-                         .model_in_file = stepper_.budget_.model_place().bytes()},
-              .micro_batch = micro_batch,
-              .state_bytes = state_.bytes(),
-              .is_within_window = is_within_window()};
-    }
-    bool is_within_window() const { return stepper_.window_.size() > 0; }
-    // Counts as if nothing were in files. Gradients for masters do not go through buckets.
-    int64_t fixed_bytes() const override {
-      const detail::StatePlace& state = stepper_.budget_.state_place();
-      const detail::ModelPlace& model = stepper_.budget_.model_place();
-      const int64_t buckets = stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_.bucket_bytes();
-      return live_bytes(stepper_.device()).count() - stepper_.budget_.journal().bytes() -
-             (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) + state_.bytes() +
-             stepper_.budget_.own_bytes() + buckets + (state.place() == Place::File ? state.bytes().saved() : 0) +
-             (model.place() == Place::File ? model.bytes().saved() : 0);
-    }
-    detail::EffectJournal& journal() override { return stepper_.budget_.journal(); }
-    void load(int64_t items, bool to_measure) override {
-      source_.load({0, items}, std::nullopt);
-      is_part_ = items < batch_ && !to_measure;
-    }
-    // Also drops gradients that a trial has held.
-    void unload() override {
-      source_.load({0, 0}, std::nullopt);
-      journal().forget_gradients([&](const at::Tensor& leaf) { return stepper_.parameters_.holds(leaf); });
-    }
-    at::Tensor loss() override {
-      stepper_.budget_.model_place().begin();
-      const detail::PrecisionRegionsScope regions(stepper_.precision_.regions());
-      const Loss loss = stepper_.precision_.forward([&] { return source_.loss_of(/*is_last_time=*/false); });
-      is_whole_ = loss.kind() == Loss::Kind::Whole;
-      if (is_whole_ && is_cut_by_hand_) {
-        refuse_to_split_whole();
-      }
-      if (is_whole_ && is_part_) {
-        throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
-      }
-      state_.note(loss.value());
-      check_new_buffers();
-      return loss.value();
-    }
-    void hold_gradients(bool held) override { stepper_.parameters_.hold_zero_gradients(held); }
-    int64_t idle_state_bytes() const override {
-      const bool is_known = stepper_.ranks_.is_alone() && stepper_.budget_.state_place().place() == Place::Memory;
-      return is_known ? state_.idle_bytes() : 0;
-    }
-    void put(Placement placement) override {
-      stepper_.budget_.state_place().put(placement.state);
-      stepper_.budget_.model_place().put(placement.model);
-    }
-    BytesByKind bytes(Placement placement) const override {
-      return detail::bytes_by_kind(stepper_.model_, stepper_.optimizer_, stepper_.parameters_,
-                                   stepper_.budget_.model_place(), stepper_.budget_.state_place(), placement);
-    }
-    std::string pinned_by() const override {
-      return is_whole_ ? "a Loss::whole" : stepper_.options_.budget.carried.empty() ? "" : "carried state";
-    }
-
-    std::string described() const override {
-      return detail::describe_stepper(stepper_.model_, stepper_.optimizer_, stepper_.options_, stepper_.ranks_,
-                                      stepper_.precision(), stepper_.budget_.limit());
-    }
-
-   private:
-    // Each trial would move a buffer on that an earlier call has made and registered.
-    void check_new_buffers() {
-      for (const auto& buffer : stepper_.model_.named_buffers()) {
-        if (!journal().is_registered(buffer.value()) && journal().has_written(buffer.value())) {
-          throw detail::PlanningMisuse(fmt::format(
-              "Stepper: forward registers the buffer '{}' when it is called first, and writes to it from then on; "
-              "planning calls it several times, and training would not go on from where it began. Call it once before",
-              buffer.key()));
-        }
-      }
-    }
-
-    Impl& stepper_;
-    const MicroBatches& source_;
-    int64_t batch_;
-    detail::StateToCome state_;
-    bool is_cut_by_hand_ = false;
-    bool is_part_ = false;   // whether the loaded items are a part of the batch
-    bool is_whole_ = false;  // whether the last loss was a Loss::whole
-  };
-
   void abandon() {
     copy_ahead_.wait();
     window_.abandon();
@@ -494,8 +429,7 @@ class Stepper::Impl {
     budget_.model_place().begin();
     ranks_.open(parameters_.fingerprint());
     window_ = AccumulationWindow(parameters_.all());
-    first_grad_norm_.reset();
-    batch_items_ = 0;
+    result_ = StepResult();
     window_.begin();
   }
 
@@ -513,7 +447,7 @@ class Stepper::Impl {
 
   void run_micro_batch(const MicroBatches& source, const MicroBatch& micro) {
     parameters_.check_unchanged();
-    batch_items_ += micro.items;
+    result_.batch_items += micro.items;
     if (effects_) {
       effects_->begin_forward();
     }
@@ -528,10 +462,10 @@ class Stepper::Impl {
       detail::go_backward(scaler().scale(weighted));
       parameters_.gather_gradients();
       if (options_.gradient_noise && micro.is_split() && window_.size() == 1 && std::isfinite(window_.to_mean())) {
-        budget_.model_place().lend_gradients();
-        first_grad_norm_ = grad_norm(parameters_.updated()) * window_.to_mean();
-        budget_.model_place().take_gradients_back();
-        first_batch_items_ = micro.items;
+        budget_.model_place().lend_gradients(true);
+        result_.first_grad_norm_ = grad_norm(parameters_.updated()) * window_.to_mean();
+        budget_.model_place().lend_gradients(false);
+        result_.first_batch_items = micro.items;
       }
     }
   }
@@ -570,25 +504,26 @@ class Stepper::Impl {
     }
     window_.check_parameters();
     ranks_.send_the_rest(parameters_.accumulated());
-    return window_.close([&](double& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, batch_items_); });
+    return window_.close(
+        [&](double& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, result_.batch_items); });
   }
 
   StepResult close_window() {
-    StepResult result;
     budget_.model_place().end();
     const auto totals = sum_over_ranks();
+    StepResult result = std::exchange(result_, StepResult());
     result.micro_batches = totals.micro_batches;
     result.items = totals.items;
     result.loss_ = totals.mean_loss;
     result.scale_ = precision_.scale();
-    result.batch_items = std::exchange(batch_items_, 0);
-    if (result.micro_batches > 1 && first_grad_norm_.defined()) {
-      result.first_grad_norm_ = first_grad_norm_ / result.scale_.to(at::kFloat);
-      result.first_batch_items = first_batch_items_;
+    if (result.micro_batches == 1) {
+      result.first_grad_norm_.reset();
+      result.first_batch_items = 0;
+    } else if (result.first_grad_norm_.defined()) {
+      result.first_grad_norm_ = result.first_grad_norm_ / result.scale_.to(at::kFloat);
     }
-    first_grad_norm_.reset();
-    result.activation_peak_bytes =
-        watch_->rise() - (budget_.model_place().place() == Place::File ? 0 : parameters_.gradient_bytes());
+    result.activation_peak_bytes = watch_->peak.peak() - watch_->level -
+                                   (budget_.model_place().place() == Place::File ? 0 : parameters_.gradient_bytes());
     return result;
   }
 
@@ -677,10 +612,129 @@ class Stepper::Impl {
       ranks_.check_replicas();
     }
     ranks_.end(result);
-    watch_->finish(result);
+    result.peak_bytes = watch_->peak.peak();
+    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - watch_->start).count();
     watch_.reset();
     budget_.finish(result);
   }
+
+  // --- planning
+
+  // The micro-batches of a step of `batch` items, as planning runs them.
+  class Runner final : public detail::TrialRunner {
+   public:
+    Runner(Impl& stepper, const MicroBatches& source, int64_t batch)
+        : stepper_(stepper),
+          source_(source),
+          batch_(batch),
+          state_bytes_(detail::state_bytes_to_come(stepper.optimizer_)) {}
+
+    /// `micro_batch`: items in each micro-batch; 0: to be chosen.
+    detail::StepToPlan step(int64_t micro_batch) {
+      unload();  // the items that a failed try has left
+      is_cut_by_hand_ = micro_batch > 0 && micro_batch < batch_;
+      const detail::TrainedParameters& parameters = stepper_.parameters_;
+      return {.trial = *this,
+              .kind = {.shape = source_.shape,
+                       .modes = detail::modes_of(stepper_.model_, stepper_.precision_.regions()),
+                       .trained = parameters.fingerprint()},
+              .counts = {.batch = batch_,
+                         .fixed_bytes = fixed_bytes(),
+                         .gradient_bytes = parameters.bytes_of_all_gradients(),
+                         .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
+                         .state_in_file = stepper_.budget_.state_place().bytes(),
+                         .model_in_file = stepper_.budget_.model_place().bytes()},
+              .micro_batch = micro_batch,
+              .state_bytes = state_bytes_,
+              .is_within_window = is_within_window()};
+    }
+    bool is_within_window() const { return stepper_.window_.size() > 0; }
+    // Counts as if nothing were in files. Gradients for masters do not go through buckets.
+    int64_t fixed_bytes() const override {
+      const detail::StatePlace& state = stepper_.budget_.state_place();
+      const detail::ModelPlace& model = stepper_.budget_.model_place();
+      const int64_t buckets = stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_.bucket_bytes();
+      return live_bytes(stepper_.device()).count() - stepper_.budget_.journal().bytes() -
+             (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) + state_bytes_ +
+             stepper_.budget_.own_bytes() + buckets + (state.place() == Place::File ? state.bytes().saved() : 0) +
+             (model.place() == Place::File ? model.bytes().saved() : 0);
+    }
+    detail::EffectJournal& journal() override { return stepper_.budget_.journal(); }
+    void load(int64_t items, bool to_measure) override {
+      source_.load({0, items}, std::nullopt);
+      is_part_ = items < batch_ && !to_measure;
+    }
+    // Also drops gradients that a trial has held.
+    void unload() override {
+      source_.load({0, 0}, std::nullopt);
+      journal().forget_gradients([&](const at::Tensor& leaf) { return stepper_.parameters_.holds(leaf); });
+    }
+    at::Tensor loss() override {
+      stepper_.budget_.model_place().begin();
+      const detail::PrecisionRegionsScope regions(stepper_.precision_.regions());
+      const Loss loss = stepper_.precision_.forward([&] { return source_.loss_of(/*is_last_time=*/false); });
+      is_whole_ = loss.kind() == Loss::Kind::Whole;
+      if (is_whole_ && is_cut_by_hand_) {
+        refuse_to_split_whole();
+      }
+      if (is_whole_ && is_part_) {
+        throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
+      }
+      for (const at::Tensor& leaf : detail::leaves_of(loss.value())) {
+        reached_.insert(stepper_.parameters_.accumulated_for(leaf).unsafeGetTensorImpl());
+      }
+      check_new_buffers();
+      return loss.value();
+    }
+    void hold_gradients(bool held) override {
+      held ? stepper_.parameters_.hold_zero_gradients() : stepper_.parameters_.drop_gradients();
+    }
+    int64_t idle_state_bytes() const override {
+      const bool is_known = stepper_.ranks_.is_alone() && stepper_.budget_.state_place().place() == Place::Memory;
+      const auto is_reached = [this](const at::Tensor& parameter) {
+        return parameter.requires_grad() && reached_.contains(parameter.unsafeGetTensorImpl());
+      };
+      return is_known ? state_bytes_ - detail::state_bytes_to_come(stepper_.optimizer_, is_reached) : 0;
+    }
+    void put(Placement placement) override {
+      stepper_.budget_.state_place().put(placement.state);
+      stepper_.budget_.model_place().put(placement.model);
+    }
+    BytesByKind bytes(Placement placement) const override {
+      return detail::bytes_by_kind(stepper_.model_, stepper_.optimizer_, stepper_.parameters_,
+                                   stepper_.budget_.model_place(), stepper_.budget_.state_place(), placement);
+    }
+    std::string pinned_by() const override {
+      return is_whole_ ? "a Loss::whole" : stepper_.options_.budget.carried.empty() ? "" : "carried state";
+    }
+
+    std::string described() const override {
+      return detail::describe_stepper(stepper_.model_, stepper_.optimizer_, stepper_.options_, stepper_.ranks_,
+                                      stepper_.precision(), stepper_.budget_.limit());
+    }
+
+   private:
+    // Each trial would move a buffer on that an earlier call has made and registered.
+    void check_new_buffers() {
+      for (const auto& buffer : stepper_.model_.named_buffers()) {
+        if (!journal().is_registered(buffer.value()) && journal().has_written(buffer.value())) {
+          throw detail::PlanningMisuse(fmt::format(
+              "Stepper: forward registers the buffer '{}' when it is called first, and writes to it from then on; "
+              "planning calls it several times, and training would not go on from where it began. Call it once before",
+              buffer.key()));
+        }
+      }
+    }
+
+    Impl& stepper_;
+    const MicroBatches& source_;
+    int64_t batch_;
+    int64_t state_bytes_;                      // that the optimizer has yet to allocate
+    std::unordered_set<const void*> reached_;  // parameters to which a loss has given a gradient
+    bool is_cut_by_hand_ = false;
+    bool is_part_ = false;   // whether the loaded items are a part of the batch
+    bool is_whole_ = false;  // whether the last loss was a Loss::whole
+  };
 
   StepperOptions options_;
   torch::nn::Module& model_;
@@ -692,13 +746,11 @@ class Stepper::Impl {
   AccumulationWindow window_;
   detail::StepBudget budget_;
   detail::CopyAhead copy_ahead_;
-  at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
+  StepResult result_;  // of the open window; first_grad_norm_ is still scaled
   bool sample_gradients_ = false;
   std::optional<detail::LostUpdates> lost_updates_;  // if sampled: from unscaling to the update
-  int64_t first_batch_items_ = 0;
-  int64_t batch_items_ = 0;
   int64_t steps_ = 0;
-  std::optional<detail::StepWatch> watch_;
+  std::optional<Watch> watch_;
   std::optional<detail::EffectJournal::Run> effects_;  // of a planned step, until parameters are written
 };
 
@@ -711,26 +763,30 @@ Stepper::~Stepper() = default;
 Stepper::Stepper(Stepper&&) noexcept = default;
 
 StepResult Stepper::step_over(const MicroBatches& source) { return impl_->step_over(source); }
-std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) {
-  if (source.items < 1) {
-    throw ConfigError("Stepper.accumulate: the micro-batch is empty");
-  }
-  return impl_->accumulate_one(source);
-}
-
-std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
-c10::Device Stepper::device() const { return impl_->device(); }
-Batch Stepper::copy_ahead(const Batch& batch) { return impl_->copy_ahead().start(batch, device()); }
-void Stepper::wait_for_copy() { impl_->copy_ahead().wait(); }
+std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) { return impl_->accumulate_one(source); }
 std::optional<StepPlan> Stepper::plan_over(const MicroBatches& source) { return impl_->plan_over(source); }
-std::optional<StepPlan> Stepper::plan() const { return impl_->plan(); }
-Precision Stepper::precision() const { return impl_->precision(); }
-void Stepper::sample_gradients() { impl_->sample_gradients(); }
-std::map<std::string, at::Tensor> Stepper::full_precision_parameters() const {
-  return impl_->full_precision_parameters();
-}
-const GradScaler& Stepper::scaler() const { return impl_->scaler(); }
+std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
 StateDict Stepper::state_dict() const { return impl_->state_dict(); }
 void Stepper::load_state_dict(const StateDict& state) { impl_->load_state_dict(state); }
+c10::Device Stepper::device() const { return impl_->device(); }
+Batch Stepper::copy_ahead(const Batch& batch) { return impl_->copy_ahead_.start(batch, device()); }
+void Stepper::wait_for_copy() { impl_->copy_ahead_.wait(); }
+std::optional<StepPlan> Stepper::plan() const { return impl_->plan(); }
+Precision Stepper::precision() const { return impl_->precision(); }
+const GradScaler& Stepper::scaler() const { return impl_->scaler(); }
+void Stepper::sample_gradients() { impl_->sample_gradients_ = true; }
+std::map<std::string, at::Tensor> Stepper::full_precision_parameters() const {
+  return impl_->parameters_.full_precision();
+}
+
+double StepResult::loss() const {
+  return loss_.defined() ? loss_.item<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+bool StepResult::stepped() const { return outcome_; }
+double StepResult::grad_norm() const { return grad_norm_.defined() ? grad_norm_.item<double>() : 0.0; }
+double StepResult::first_grad_norm() const {
+  return first_grad_norm_.defined() ? first_grad_norm_.item<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+double StepResult::scale() const { return scale_.item<double>(); }
 
 }  // namespace snug

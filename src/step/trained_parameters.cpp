@@ -1,16 +1,11 @@
 // Which parameters a step trains
 //
-// Many objects need the set of trained parameters: the window checks writes, the scaler names parameters, plans count
-// gradients, ranks compare fingerprints. Programs freeze, unfreeze, replace and add parameters between steps, and torch
-// reports no such change. Three answers are possible:
-//
-// - The set is fixed in the constructor. A program that unfreezes a layer would need a new Stepper.
-// - Every object asks model and optimizer when the object needs the set. Two answers in one step may then differ.
-// - The set is decided once, at the opening of a step.
-//
-// refresh() decides once. Names are made again only after a change, because names take longer than the rest of a step's
-// bookkeeping. A parameter that is frozen or unfrozen later in the step is refused (check_unchanged), because the
-// gradient would belong to a part of the step.
+// Programs freeze, unfreeze, replace and add parameters between steps, and torch reports no such change. Many objects
+// need the set of trained parameters: the window checks writes, the scaler names parameters, plans count gradients,
+// ranks compare fingerprints. If each object asked model and optimizer itself, two answers in one step might differ. So
+// refresh() decides once, at the opening of a step. Names are made again only after a change, because names take longer
+// than the rest of a step's bookkeeping. A parameter that is frozen or unfrozen later in the step is refused
+// (check_unchanged), because the gradient would belong to a part of the step.
 //
 // A 16-bit weight rounds away updates smaller than half its resolution. So masters take the place of 16-bit weights in
 // the optimizer (exchange), and the optimizer need not know of masters. Consequences: gradients accumulate on masters,
@@ -63,7 +58,6 @@ bool TrainedParameters::refresh() {
   for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
     masters_->parameters()[i].set_requires_grad(masters_->low()[i].requires_grad());
   }
-  // Making names takes longer than the rest of a step's bookkeeping.
   std::vector<Seen> now = look();
   if (now == seen_) {
     return false;
@@ -193,21 +187,16 @@ int64_t TrainedParameters::bytes_of_all_gradients() const {
   return bytes;
 }
 
-void TrainedParameters::hold_zero_gradients(bool held) {
+void TrainedParameters::hold_zero_gradients() {
   for (const auto& [name, parameter] : accumulated_) {
-    if (!held) {
-      parameter.mutable_grad().reset();
-    } else if (!parameter.grad().defined()) {
+    if (!parameter.grad().defined()) {
       parameter.mutable_grad() = at::zeros_like(parameter);
     }
   }
 }
 
-bool TrainedParameters::optimizer_takes(at::ScalarType dtype) const {
-  return capabilities_of(optimizer_).update.takes(dtype);
-}
-
 void TrainedParameters::check_full_weights(bool is_scaled) const {
+  const UpdateAware& update = capabilities_of(optimizer_).update;
   for (const auto& [name, parameter] : all_) {
     if (is_scaled && parameter.scalar_type() == at::kHalf) {
       throw ConfigError(
@@ -215,9 +204,7 @@ void TrainedParameters::check_full_weights(bool is_scaled) const {
                       "weights = Weights::Low, which gathers them to FP32",
                       name));
     }
-  }
-  for (const auto& [name, parameter] : all_) {
-    if (is_low(parameter) && !optimizer_takes(parameter.scalar_type())) {
+    if (is_low(parameter) && !update.takes(parameter.scalar_type())) {
       throw ConfigError(
           fmt::format("Stepper: parameter '{}' is {}, where updates smaller than half its resolution are rounded away; "
                       "give weights = Weights::Low, or keep the model in FP32 and let precision cast it",
@@ -247,7 +234,7 @@ void TrainedParameters::make_masters(Precision precision) {
         "optimizer is made",
         c10::toString(dtype)));
   }
-  if (optimizer_takes(dtype)) {
+  if (capabilities_of(optimizer_).update.takes(dtype)) {
     throw ConfigError(fmt::format(
         "Stepper: weights = Low gives the optimizer FP32 masters to update, so its own cure for {} parameters, such as "
         "AdamW's master_weights or stochastic_rounding, would have no effect; make it without",
@@ -307,14 +294,6 @@ std::map<std::string, at::Tensor> TrainedParameters::full_precision() const {
     parameters.emplace(entry.key(), accumulated_for(entry.value()));
   }
   return parameters;
-}
-
-StateDict TrainedParameters::masters_state() const {
-  StateDict state;
-  for (const auto& [name, master] : full_precision()) {
-    state.set(name, master);
-  }
-  return state;
 }
 
 void TrainedParameters::load_masters(const StateDict& saved) {

@@ -74,8 +74,8 @@ class TrainedParameters {
   int64_t gradient_bytes() const;
   /// Bytes of the gradients that exist between micro-batches, whether the gradients exist now or not.
   int64_t bytes_of_all_gradients() const;
-  /// true: makes missing gradients of accumulated(), of zeros. false: drops all gradients of accumulated().
-  void hold_zero_gradients(bool held);
+  /// Makes missing gradients of accumulated(), of zeros.
+  void hold_zero_gradients();
 
   /// No effect without masters. See MasterWeights.
   void gather_gradients();
@@ -83,7 +83,6 @@ class TrainedParameters {
 
   /// The model's parameters by name, with masters in the place of 16-bit weights.
   std::map<std::string, at::Tensor> full_precision() const;
-  StateDict masters_state() const;
   /// Throws CorruptFile, naming the parameter, if a master is missing or of another shape; then nothing has changed.
   void load_masters(const StateDict& saved);
 
@@ -100,7 +99,6 @@ class TrainedParameters {
 
   std::vector<Seen> look() const;
   void name_all();
-  bool optimizer_takes(at::ScalarType dtype) const;
   void exchange(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to);
   std::string name_of(const at::Tensor& parameter) const;
 

@@ -105,7 +105,15 @@ Outcome by_hand(const Cell& cell) {
   for (int step = 0; step < cell.steps(); ++step) {
     cell.begin(step, *model);
     std::vector<torch::Tensor> sum, buffers;
+    const std::vector<torch::Tensor> at_first = clones_of(model->buffers());
+    const auto set_buffers = [&](const std::vector<torch::Tensor>& values) {
+      const torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < values.size(); ++i) {
+        model->buffers()[i].copy_(values[i]);
+      }
+    };
     for (int rank = 0; rank < ranks; ++rank) {
+      set_buffers(at_first);  // every rank begins with the buffers of rank 0
       optimizer.zero_grad();
       seed(step, rank);
       const Batch own = share(batch, rank, ranks);
@@ -117,10 +125,8 @@ Outcome by_hand(const Cell& cell) {
         buffers = clones_of(model->buffers());
       }
     }
+    set_buffers(buffers);
     const torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < model->buffers().size(); ++i) {
-      model->buffers()[i].copy_(buffers[i]);
-    }
     if (ranks > 1) {
       add_gradients(model->parameters(), sum);
     }

@@ -252,6 +252,7 @@ TEST(OptimizerCapabilities, GradientScalingAwareAloneSkipsStepsItselfAndGetsGrad
 // Momentum, in tensors or, as if in a file, outside of tensor memory.
 struct Moving : OwnSgd, MovableState {
   bool can_leave = true;
+  bool is_contradictory = false;       // gives bytes for a file, and refuses the file
   std::vector<StatePlacement> places;  // all that were asked for
 
   explicit Moving(const Parameters& parameters) : OwnSgd(parameters) {
@@ -273,7 +274,7 @@ struct Moving : OwnSgd, MovableState {
   }
   bool keep_state_in(const StatePlacement& place) override {
     places.push_back(place);
-    if (!can_leave) {
+    if (!can_leave || is_contradictory) {
       return false;
     }
     size_t i = 0;
@@ -354,6 +355,17 @@ TEST(OptimizerCapabilities, MovableStateThatCannotLeaveStaysInMemory) {
   EXPECT_EQ(stays.plan->placement.state, Place::Memory);
   EXPECT_EQ(stays.plan->bytes.optimizer_state.outside, 0);
   EXPECT_TRUE(same_bits(stays.parameters, train_moving(kAmple, std::nullopt).parameters));
+}
+
+// The bytes of a plan would be wrong.
+TEST(OptimizerCapabilities, MovableStateThatRefusesAPlaceForWhichItGivesBytesIsAnError) {
+  const testing::TemporaryFolder folder;
+  auto model = testing::make_mlp({32, 512, 32});
+  Moving optimizer(model->parameters());
+  optimizer.is_contradictory = true;
+  const StepperOptions options{.budget = {.memory = Bytes(int64_t{1} << 30), .offload = folder.path()}};
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, options); }),
+              HasSubstr("keep_state_in returns false"));
 }
 
 }  // namespace

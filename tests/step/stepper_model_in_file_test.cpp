@@ -20,7 +20,7 @@
 #include "src/core/file_memory.h"
 #include "src/core/gradient_hooks.h"
 #include "src/memory/cpu_allocator.h"
-#include "src/step/model_place.h"
+#include "src/step/places.h"
 #include "src/step/trained_parameters.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/failing_allocations.h"

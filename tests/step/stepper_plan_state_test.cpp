@@ -330,5 +330,20 @@ TEST(StepperPlan, DoesNotCountStateOfParametersThatGetNoGradient) {
   expect_that_state_of_the_other_is_not_counted<torch::optim::Adam>(torch::optim::AdamOptions(0.01));
 }
 
+// Numbers that no Stepper saved would be rounded, or multiplied beyond what a number can hold.
+TEST(StepperPlan, RefusesChoicesThatNoStepperSaved) {
+  PlannedTraining training({.budget = {.memory = Bytes(int64_t{1} << 30)}});
+  StateDict state = training.stepper.state_dict();
+  const auto load = [&](const std::string& sizes, const std::string& slices) {
+    state.set("micro_batches", R"([{"modes":0,"trained":0,"tensors":[[6,)" + sizes +
+                                   R"(]],"batch":8,"items":4,"slices":)" + slices + "}]");
+    training.stepper.load_state_dict(state);
+  };
+  EXPECT_NO_THROW(load("[8,4]", "1"));
+  EXPECT_THROW(load("[8,4]", "1.5"), CorruptFile);
+  EXPECT_THROW(load("[8,-4]", "1"), CorruptFile);
+  EXPECT_THROW(load("[4294967296,4294967296]", "1"), CorruptFile);
+}
+
 }  // namespace
 }  // namespace snug::stepper_plan_state_test

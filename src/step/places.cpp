@@ -1,4 +1,4 @@
-#include "src/step/model_place.h"
+#include "src/step/places.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,9 +9,12 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
+#include <torch/optim/optimizer.h>
 
 #include "snug/core.h"
+#include "src/core/allocated_bytes.h"
 #include "src/core/file_memory.h"
+#include "src/core/optimizer_capabilities.h"
 #include "src/memory/operator_mode.h"
 
 namespace snug::detail {
@@ -24,6 +27,32 @@ bool is_large(const at::Tensor& tensor) {
 // `count` elements from `begin` on, in the order of memory.
 at::Tensor elements(const at::Tensor& tensor, int64_t begin, int64_t count) {
   return tensor.as_strided({count}, {1}, tensor.storage_offset() + begin);
+}
+
+int64_t weight_bytes(const torch::nn::Module& model, const TrainedParameters& parameters) {
+  AllocatedBytes bytes;
+  for (const auto& tensors : {model.parameters(), model.buffers()}) {
+    for (const at::Tensor& tensor : tensors) {
+      bytes.add(tensor);
+    }
+  }
+  for (const auto& [name, tensor] : parameters.full_precision()) {
+    bytes.add(tensor);
+  }
+  return bytes.count();
+}
+
+// Of state that can leave memory, nearly all leaves. Counters of steps and a frozen parameter's state stay. Counting
+// tensors in a file would read the tensors.
+int64_t state_bytes(const torch::optim::Optimizer& optimizer, const PartInFile& in_file) {
+  if (in_file.can_leave()) {
+    return in_file.moved;
+  }
+  AllocatedBytes bytes;
+  for (const at::Tensor& tensor : state_tensors(optimizer)) {
+    bytes.add(tensor);
+  }
+  return bytes.count() + state_bytes_to_come(optimizer);
 }
 
 }  // namespace
@@ -153,7 +182,7 @@ void ModelPlace::begin() {
 }
 
 void ModelPlace::end() {
-  lend_gradients();
+  lend_gradients(true);
   hooks_.reset();
 }
 
@@ -214,22 +243,77 @@ void ModelPlace::add(Gradient& to, const at::Tensor& parameter) {
   from.reset();
 }
 
-void ModelPlace::lend_gradients() {
+void ModelPlace::lend_gradients(bool lent) {
   for (const auto& [name, parameter] : parameters_.accumulated()) {
     const auto found = gradients_.find(parameter.unsafeGetTensorImpl());
-    if (found != gradients_.end() && found->second.is_there && !parameter.grad().defined()) {
-      parameter.mutable_grad() = found->second.sum;
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (found == gradients_.end() || !found->second.is_there) {
+      continue;
+    }
+    if (lent && !gradient.defined()) {
+      gradient = found->second.sum;
+    } else if (!lent && gradient.is_same(found->second.sum)) {
+      gradient.reset();
     }
   }
 }
 
-void ModelPlace::take_gradients_back() {
-  for (const auto& [name, parameter] : parameters_.accumulated()) {
-    const auto found = gradients_.find(parameter.unsafeGetTensorImpl());
-    if (found != gradients_.end() && found->second.is_there && parameter.grad().is_same(found->second.sum)) {
-      parameter.mutable_grad().reset();
-    }
+// --- the optimizer's state
+
+StatePlace::StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory,
+                       c10::Device device)
+    : optimizer_(directory && device.is_cpu() ? capabilities_of(optimizer).movable_state : nullptr),
+      directory_(std::move(directory).value_or("")) {}
+
+// The window is an eighth of the state, and depends on no budget: a smallest budget that is told must be sufficient.
+StateFile StatePlace::file() const {
+  constexpr int64_t kShare = 8, kLeast = int64_t{192} << 10;
+  const StateFile most{.directory = directory_};
+  const int64_t moved = optimizer_->bytes_with_state_in(most).moved;
+  return {.directory = directory_, .window = Bytes(std::clamp(moved / kShare, kLeast, most.window.count()))};
+}
+
+PartInFile StatePlace::bytes() const {
+  const auto bytes = optimizer_ == nullptr ? MovableState::PlacementBytes() : optimizer_->bytes_with_state_in(file());
+  return {.moved = bytes.moved, .workspace = bytes.workspace};
+}
+
+void StatePlace::put(Place place) {
+  if (optimizer_ == nullptr || place == this->place()) {
+    return;
   }
+  const StatePlacement to = place == Place::File ? StatePlacement(file()) : StateOnDevice();
+  if (!optimizer_->keep_state_in(to) && bytes().can_leave()) {
+    throw ConfigError(
+        "Stepper: the optimizer's keep_state_in returns false for a place of the state, although its "
+        "bytes_with_state_in says that the state can be in a file; let bytes_with_state_in return zeros, or leave "
+        "`offload` out");
+  }
+}
+
+// --- bytes
+
+BytesByKind bytes_by_kind(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
+                          const TrainedParameters& parameters, const ModelPlace& model_place,
+                          const StatePlace& state_place, Placement placement) {
+  BytesByKind bytes;
+  bytes.weights.in_memory = weight_bytes(model, parameters);
+  bytes.gradients.in_memory = parameters.bytes_of_all_gradients();
+  const PartInFile state_in_file = state_place.bytes();
+  bytes.optimizer_state.in_memory = state_bytes(optimizer, state_in_file);
+  if (placement.state == Place::File) {
+    bytes.optimizer_state.outside = state_in_file.moved;
+    bytes.optimizer_state.in_memory -= bytes.optimizer_state.outside;
+  }
+  if (placement.model == Place::File) {
+    const PartInFile in_file = model_place.bytes();
+    const int64_t window = model_place.window_bytes(), small_gradients = in_file.beside - window;
+    bytes.weights.outside = in_file.moved;
+    bytes.weights.in_memory += window - in_file.moved;
+    bytes.gradients.outside = bytes.gradients.in_memory - small_gradients;
+    bytes.gradients.in_memory = small_gradients;
+  }
+  return bytes;
 }
 
 }  // namespace snug::detail

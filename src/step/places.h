@@ -1,28 +1,36 @@
 #pragma once
-// ModelPlace: the place of a model's weights, large buffers and gradients. With BudgetOptions::offload the place may
-// be files; the planner decides. Weights and buffers keep their storages. Only the memory of the storages changes, so
-// all tensors on the storages move too. A gradient goes to the gradient's file when backward has completed the
-// gradient, and is added to the gradients of earlier micro-batches in the file. At the end of the step the sum is the
-// parameter's gradient.
+// The places of the parts of a step that BudgetOptions::offload lets go to files. The planner decides.
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <torch/nn/module.h>
 
+#include "snug/optimizer.h"
+#include "snug/step_plan.h"
 #include "src/core/gradient_hooks.h"
 #include "src/memory/file_window.h"
-#include "src/step/placement.h"
+#include "src/step/step_to_plan.h"
 #include "src/step/trained_parameters.h"
+
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace snug::detail {
 
+/// The place of a model's weights, large buffers and gradients. Weights and buffers keep their storages. Only the
+/// memory of the storages changes, so all tensors on the storages move too. A gradient goes to the gradient's file when
+/// backward has completed the gradient, and is added to the gradients of earlier micro-batches in the file. At the end
+/// of the step the sum is the parameter's gradient.
 class ModelPlace {
  public:
   /// `directory`: for the files; none: the model stays in memory.
@@ -47,9 +55,8 @@ class ModelPlace {
   /// collected. Weights whose storages were exchanged are moved again. Throws ConfigError for a hook of the program
   /// that would take the gradients, and as put() does.
   void begin();
-  /// Within the window: the collected gradients become the parameters' gradients, or stop being the parameters'.
-  void lend_gradients();
-  void take_gradients_back();
+  /// Within the window: the collected gradients become the parameters' gradients (true), or stop being the parameters'.
+  void lend_gradients(bool lent);
   /// Ends the window. Gradients are the parameters' own: backward passes of the program add to the gradients.
   void end();
   /// Ends the window, and drops the gradients.
@@ -76,5 +83,34 @@ class ModelPlace {
   std::unordered_map<const void*, Gradient> gradients_;  // by parameter
   std::unique_ptr<GradientHooks> hooks_;
 };
+
+/// The place of the optimizer's state.
+class StatePlace {
+ public:
+  /// `directory`: for the file. Without a directory, or on another device than the CPU, the state stays in memory.
+  StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory, c10::Device device);
+
+  PartInFile bytes() const;
+  Place place() const {
+    const bool is_in_file = optimizer_ != nullptr && std::holds_alternative<StateFile>(optimizer_->state_placement());
+    return is_in_file ? Place::File : Place::Memory;
+  }
+  /// No effect if the state is in the place already, or cannot leave. Throws Error if the file cannot be used,
+  /// ConfigError if the optimizer refuses a place for which the optimizer gives bytes, and as an allocation does; then
+  /// the state is in the former place.
+  void put(Place place);
+
+ private:
+  StateFile file() const;
+
+  MovableState* optimizer_ = nullptr;
+  std::filesystem::path directory_;
+};
+
+/// Weights, gradients and optimizer state under a placement, as far as the parts can leave memory. The FP32 masters
+/// that the Stepper makes are weights.
+BytesByKind bytes_by_kind(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
+                          const TrainedParameters& parameters, const ModelPlace& model_place,
+                          const StatePlace& state_place, Placement placement);
 
 }  // namespace snug::detail
