@@ -2,18 +2,16 @@
 
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <string_view>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include "snug/core.h"
 #include "src/core/file_memory.h"
 #include "src/core/lazy_values.h"
+#include "src/core/read_later.h"
 
 namespace snug::detail {
 namespace {
@@ -41,21 +39,6 @@ at::Tensor largest_and_nonzeros(const std::vector<at::Tensor>& gradients) {
     }
   });
   return at::stack({at::stack(largest).to(at::kDouble), at::stack(nonzeros).to(at::kDouble)});
-}
-
-// Copies to the host. The result waits for the copy alone, and not for later work of the device.
-std::function<at::Tensor()> read_later(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) {
-    return [tensor] { return tensor; };
-  }
-  const at::Tensor host = at::empty_like(tensor, tensor.options().device(at::kCPU).pinned_memory(true));
-  host.copy_(tensor, /*non_blocking=*/true);
-  const auto copied = std::make_shared<c10::Event>(tensor.device().type());
-  copied->record(c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));
-  return [host, copied] {
-    copied->synchronize();
-    return host;
-  };
 }
 
 // Calls f(name, field).

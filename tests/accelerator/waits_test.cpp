@@ -109,6 +109,22 @@ TEST(Waits, ThereIsNoneBeforeTheUpdateForThePrecisionGuard) {
                                    model);
 }
 
+// The count is there before backward is done.
+TEST(Waits, ThereIsNoneForBackwardIfTheCountIsOnTheDevice) {
+  SNUG_SKIP_UNLESS_SIMULATED();
+  torch::nn::Linear model = linear();
+  double in_backward = 0;
+  model->weight.register_hook([&](const Tensor&) { in_backward = sim_device::virtual_seconds(); });
+  NotingSGD optimizer(model->parameters(), 0.1);
+  Stepper stepper(model, optimizer, {.micro_batch = 2});
+  const StepResult result = stepper.step(Batch{torch::randn({4, 8}, accelerator())}, [&](const Batch& micro) {
+    const Tensor y = model->forward(micro[0]);
+    return Loss::sum(y.square().sum(), (y.abs() < 100).sum());
+  });
+  EXPECT_EQ(result.items, 12);
+  EXPECT_LT(optimizer.waited, in_backward);
+}
+
 TEST(Waits, ThePrecisionGuardCountsByTwoOperatorsForAGradient) {
   SNUG_SKIP_UNLESS_SIMULATED();
   const auto operators_for = [](int parameters) {
