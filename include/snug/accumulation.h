@@ -48,8 +48,8 @@ class Loss {
   /// `sum`: scalar, the sum over the items of this micro-batch. `count`: the number of items (tokens, pixels, samples).
   static Loss sum(at::Tensor sum, int64_t count);
   /// The count as a scalar tensor, such as the number of tokens that are not ignored. The count is read once, when all
-  /// backward passes of the step are queued. The step then throws ConfigError, unless the counts of the step, over all
-  /// ranks, add up to a whole number.
+  /// backward passes of the step are queued, without a wait for the passes. The step then throws ConfigError, unless
+  /// the counts of the step, over all ranks, add up to a whole number.
   static Loss sum(at::Tensor sum, at::Tensor count);
   /// `mean`: scalar, averaged over `count` items. A micro-batch with count 0 is left out, NaN or not.
   static Loss mean(at::Tensor mean, int64_t count);
@@ -179,6 +179,7 @@ class AccumulationWindow {
   at::Tensor provisional_on_device_;  // for counts on a device, FP64 scalar; equal to provisional_ if both exist
   int64_t items_ = 0;
   at::Tensor items_on_device_;
+  std::function<at::Tensor()> counts_;  // on the host: items_on_device_ and provisional_on_device_
   at::Tensor loss_sum_;
 };
 

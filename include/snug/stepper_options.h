@@ -116,7 +116,7 @@ struct SixteenBitOptions {
   /// Loss scaling, used with Precision::Float16 only.
   GradScalerOptions scaler = {};
   /// Moves regions named by PrecisionScope, or the whole step, to FP32 while 16 bits fail. Costs a pass over the
-  /// gradients and a wait for the device each step.
+  /// gradients each step and, once the update is queued, a wait until the device has made the pass.
   /// - Precision::Auto: on, unless Auto chooses Float32.
   /// - Other precisions: on only if patience is given.
   /// - patience = 0: off.

@@ -11,6 +11,7 @@
 #include "snug/core.h"
 #include "src/core/file_memory.h"
 #include "src/core/lazy_values.h"
+#include "src/core/read_later.h"
 
 // The loss of a step is L = (sum of s_i) / (sum of n_i) over micro-batches with sums s_i and counts n_i. The divisor N
 // = sum of n_i is known only after the last forward, and backward cannot wait for it. Each micro-batch is therefore
@@ -45,6 +46,7 @@ void AccumulationWindow::reset() {
   loss_sum_.reset();
   provisional_ = 0;
   provisional_on_device_.reset();
+  counts_ = nullptr;
 }
 
 void AccumulationWindow::check_parameters() const {
@@ -96,6 +98,7 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
                                    : expected;
     }
     add(items_on_device_, count);
+    counts_ = detail::read_later(at::stack({items_on_device_, provisional_on_device_}));
     add(loss_sum_, detached);
     const auto wide = at::promote_types(value.scalar_type(), at::kFloat);  // in FP16 the divisor may be infinite
     return value.to(wide) / provisional_on_device_.to(value.device(), wide);
@@ -124,10 +127,11 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
   totals.micro_batches = size_;
   auto items = static_cast<double>(items_);
   double provisional = provisional_;
-  if (items_on_device_.defined()) {
-    items += items_on_device_.item<double>();
+  if (counts_) {
+    const at::Tensor counts = counts_();
+    items += counts[0].item<double>();
     if (provisional == 0) {
-      provisional = provisional_on_device_.item<double>();
+      provisional = counts[1].item<double>();
     }
   }
   if (!sum_over_ranks) {

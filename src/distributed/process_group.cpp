@@ -186,7 +186,7 @@ void connect(ProcessGroup::Impl& impl, const detail::Meeting& meeting, const Pro
   impl.group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, impl.backend);
   impl.group->setDefaultBackend(c10d::ProcessGroup::GLOO);
   // NCCL waits in its store and keeps the store's lock while waiting, so the heartbeat must have another store.
-  impl.make_cuda_backend = [store = impl.store, rank = place.rank, size = place.size, timeout = options.timeout] {
+  impl.make_device_backend = [store = impl.store, rank = place.rank, size = place.size, timeout = options.timeout] {
     return detail::make_nccl_backend(store->clone(), rank, size, timeout);
   };
   if (place.size > 1) {
@@ -207,19 +207,19 @@ void ProcessGroup::Impl::fail(std::string_view operation, const std::exception& 
           : "all ranks are alive: has one of them left out this call?"));
 }
 
-const c10::intrusive_ptr<c10d::Backend>& ProcessGroup::Impl::cuda_backend() {
-  std::call_once(asked_for_cuda_, [&] {
-    if ((cuda_backend_ = make_cuda_backend())) {
-      group->setBackend(c10::kCUDA, c10d::ProcessGroup::NCCL, cuda_backend_);
+const c10::intrusive_ptr<c10d::Backend>& ProcessGroup::Impl::device_backend() {
+  std::call_once(asked_for_device_, [&] {
+    if ((device_backend_ = make_device_backend())) {
+      group->setBackend(accelerator, c10d::ProcessGroup::NCCL, device_backend_);
     }
   });
-  return cuda_backend_;
+  return device_backend_;
 }
 
 ProcessGroup::Impl::~Impl() {
-  if (cuda_backend_) {
+  if (device_backend_) {
     try {
-      cuda_backend_->shutdown();
+      device_backend_->shutdown();
     } catch (const std::exception&) {  // another rank is gone, and the connection is gone as well
     }
   }

@@ -80,9 +80,11 @@ class ProcessGroup::Impl {
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
-  /// Makes the backend of CUDA tensors, or returns null without NCCL or CUDA devices. The backend is made for the first
-  /// CUDA tensor.
-  std::function<c10::intrusive_ptr<c10d::Backend>()> make_cuda_backend;
+  /// The devices, besides the CPU, that the group may connect.
+  c10::DeviceType accelerator = c10::kCUDA;
+  /// Makes the backend of the accelerator's tensors, or returns null without NCCL or such devices. The backend is made
+  /// for the first tensor on the accelerator.
+  std::function<c10::intrusive_ptr<c10d::Backend>()> make_device_backend;
   std::unique_ptr<detail::Heartbeat> heartbeat;  // null in a group of one
   int local_rank = 0;
   Traffic traffic = {};
@@ -95,9 +97,9 @@ class ProcessGroup::Impl {
 
   ~Impl();
 
-  bool connects(c10::Device device) { return device.is_cpu() || (device.is_cuda() && cuda_backend()); }
+  bool connects(c10::Device device) { return device.is_cpu() || (device.type() == accelerator && device_backend()); }
   c10d::Backend& backend_of(const at::Tensor& tensor) {
-    return connects(tensor.device()) && tensor.is_cuda() ? *cuda_backend() : *backend;
+    return connects(tensor.device()) && !tensor.is_cpu() ? *device_backend() : *backend;
   }
 
   /// Calls `part` of an operation. The operators of `part` are not part of the model. An exception of c10d becomes a
@@ -121,11 +123,11 @@ class ProcessGroup::Impl {
   }
 
  private:
-  const c10::intrusive_ptr<c10d::Backend>& cuda_backend();
+  const c10::intrusive_ptr<c10d::Backend>& device_backend();
   [[noreturn]] void fail(std::string_view operation, const std::exception& error) const;
 
-  std::once_flag asked_for_cuda_;
-  c10::intrusive_ptr<c10d::Backend> cuda_backend_;
+  std::once_flag asked_for_device_;
+  c10::intrusive_ptr<c10d::Backend> device_backend_;
 };
 
 }  // namespace snug

@@ -37,7 +37,7 @@ struct RankWord {
   int64_t trained = 0;   // a hash of the trained parameters
   int64_t passes = 0;    // micro-batches
   double items = 0;      // in Items, expected; in Sums, counted
-  double loss_sum = 0;
+  double loss_sum = 0;   // of losses on the CPU
   int64_t batch_items = 0;
   RankSplit split = {};
 };

@@ -243,10 +243,16 @@ double RankedStep::agree_on_items(double items) {
   return std::max(1.0, std::round(sum));
 }
 
+// The loss of a device stays on the device, where the ranks sum the losses after the exchange. Reading the loss would
+// mean to wait for backward, and the device would be idle until the update is queued.
 void RankedStep::sum(double& items, at::Tensor& loss_sum, int64_t& batch_items) {
+  const c10::Device device = parallel_.impl().all().front().second.device();
+  at::Tensor sum = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
+  if (loss_sum.defined()) {
+    sum.copy_(loss_sum);
+  }
   const Words words = talk(
-      Talk::Sums,
-      {.items = items, .loss_sum = loss_sum.defined() ? loss_sum.item<double>() : 0.0, .batch_items = batch_items});
+      Talk::Sums, {.items = items, .loss_sum = device.is_cpu() ? sum.item<double>() : 0.0, .batch_items = batch_items});
   double of_losses = 0;
   items = 0;
   batch_items = 0;
@@ -255,7 +261,12 @@ void RankedStep::sum(double& items, at::Tensor& loss_sum, int64_t& batch_items) 
     of_losses += word.loss_sum;
     batch_items += word.batch_items;
   }
-  loss_sum = at::scalar_tensor(of_losses, at::kDouble);
+  if (device.is_cpu()) {
+    sum.fill_(of_losses);
+  } else {
+    parallel_.group().all_reduce(sum);
+  }
+  loss_sum = sum;
 }
 
 void RankedStep::confirm_writing() {

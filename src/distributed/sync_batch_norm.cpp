@@ -43,7 +43,7 @@ std::vector<int64_t> all_but_channels(const Tensor& input) {
 // Statistics of all ranks, by channel, in FP64.
 struct StatisticsOfAll {
   Tensor mean, variance;  // the variance with n in the denominator
-  double count = 0;
+  Tensor count;           // a number on the input's device, which the host need not know
 };
 
 StatisticsOfAll statistics_of_all(const Tensor& input, ProcessGroup& group) {
@@ -59,11 +59,10 @@ StatisticsOfAll statistics_of_all(const Tensor& input, ProcessGroup& group) {
   const Tensor counts = all.select(1, 2 * channels).unsqueeze(1);
   const Tensor means = all.slice(1, 0, channels);
   const Tensor variances = all.slice(1, channels, 2 * channels);
-  const Tensor total = counts.sum();
   StatisticsOfAll result;
-  result.count = total.item<double>();
-  result.mean = (means * counts).sum(0) / total;
-  result.variance = ((variances + (means - result.mean).square()) * counts).sum(0) / total;
+  result.count = counts.sum();
+  result.mean = (means * counts).sum(0) / result.count;
+  result.variance = ((variances + (means - result.mean).square()) * counts).sum(0) / result.count;
   return result;
 }
 
@@ -77,12 +76,11 @@ struct KeptGroup : torch::CustomClassHolder {
 
 struct Normalize : torch::autograd::Function<Normalize> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const MaybeTensor& weight,
-                        const MaybeTensor& bias, const Tensor& mean, const Tensor& variance, double count, double eps,
-                        const std::shared_ptr<ProcessGroup>& group) {
-    context->saved_data["count"] = count;
+                        const MaybeTensor& bias, const Tensor& mean, const Tensor& variance, const Tensor& count,
+                        double eps, const std::shared_ptr<ProcessGroup>& group) {
     context->saved_data["eps"] = eps;
     context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<KeptGroup>(group));
-    context->save_for_backward({input, weight.value_or(Tensor()), mean, variance});
+    context->save_for_backward({input, weight.value_or(Tensor()), mean, variance, count});
     if (input.numel() == 0) {
       return at::empty_like(input);
     }
@@ -93,8 +91,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = detail::saved_for_computing(context);
-    const Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3];
-    const double count = context->saved_data["count"].toDouble();
+    const Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3], &count = saved[4];
     const double eps = context->saved_data["eps"].toDouble();
     const auto kept = context->saved_data["group"].toCapsule();
     ProcessGroup& group = *static_cast<const KeptGroup&>(*kept).group;
@@ -151,10 +148,11 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
   {
     const torch::NoGradGuard no_grad;
     all = statistics_of_all(input, *group_);
-    if (all.count < 2) {
+    // With fewer than 2 values here, the host waits for the device to know all values.
+    if (const bool is_enough = input.numel() >= 2 * input.size(1); !is_enough && all.count.item<double>() < 2) {
       throw ConfigError(fmt::format(
           "SyncBatchNorm.forward: all {} ranks together have {} values per channel; give at least 2 to train on",
-          group_->size(), all.count));
+          group_->size(), all.count.item<double>()));
     }
     if (num_batches_tracked.defined()) {
       num_batches_tracked.add_(1);

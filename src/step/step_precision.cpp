@@ -4,7 +4,6 @@
 
 #include "snug/autocast.h"
 #include "snug/precision.h"
-#include "src/precision/guard_evidence.h"
 
 namespace snug::detail {
 namespace {
@@ -60,8 +59,8 @@ void StepPrecision::look_at_gradients(const NamedTensors& parameters) {
 }
 
 void StepPrecision::move_regions(StepResult& result) {
-  if (const auto evidence = std::exchange(evidence_, std::nullopt)) {
-    result.precision_changes = guard_.observe(*evidence);
+  if (const auto evidence = std::exchange(evidence_, nullptr)) {
+    result.precision_changes = guard_.observe(evidence());
     regions_.in_full = guard_.full_regions();
   }
 }

@@ -17,6 +17,7 @@
 #include "snug/state.h"
 #include "snug/step_plan.h"
 #include "snug/stepper.h"
+#include "src/precision/guard_evidence.h"
 #include "src/precision/precision_guard.h"
 #include "src/precision/precision_regions.h"
 
@@ -41,11 +42,12 @@ class StepPrecision {
 
   /// Runs `loss_of()` under autocast.
   Loss forward(const std::function<Loss()>& loss_of) const;
-  /// Shows unscaled gradients to the guard. With a guard, waits for the device.
+  /// Shows unscaled gradients to the guard. Does not wait for the device.
   void look_at_gradients(const NamedTensors& parameters);
   /// For a step that is given up.
-  void forget_gradients() { evidence_.reset(); }
-  /// After the update: the guard may move regions, judging by the gradients shown to the guard.
+  void forget_gradients() { evidence_ = nullptr; }
+  /// After the update is queued: the guard may move regions, judging by the gradients shown to the guard. With a guard,
+  /// waits until the device has looked at the gradients.
   void move_regions(StepResult& result);
 
   void add_to(StateDict& state) const;
@@ -61,7 +63,7 @@ class StepPrecision {
   GradScaler scaler_;
   PrecisionGuard guard_;
   PrecisionRegions regions_;
-  std::optional<std::vector<std::pair<std::string, PrecisionGuard::Evidence>>> evidence_;
+  std::function<GradientEvidence()> evidence_;
 };
 
 }  // namespace snug::detail

@@ -143,7 +143,7 @@ TEST(GuardEvidence, SaysOfEachRegionWhetherAGradientIsNotFiniteAndHowManyAreZero
       {"ab.scale", with_gradient(torch::full({4}, 3e38f))},
       {"ab.none", with_gradient(torch::zeros({0}))},
       {"ab.bias", torch::zeros({9}, torch::requires_grad())}};
-  const auto evidence = detail::gradient_evidence(parameters, {"ab", "a", "unused"});
+  const auto evidence = detail::gradient_evidence(parameters, {"ab", "a", "unused"})();
   ASSERT_EQ(evidence.size(), 3u);
   EXPECT_EQ(evidence[0].first, "");
   EXPECT_FALSE(evidence[0].second.non_finite);
