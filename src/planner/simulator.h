@@ -5,8 +5,10 @@
 //   plan::Simulator simulator(profile);
 //   plan::Simulation result = simulator.run(plan::keep_all(profile));  // result.peak_bytes, result.seconds
 
+#include <array>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "src/planner/profile.h"
@@ -32,6 +34,25 @@ struct LiveStorage {
   bool rebuilt = false;  ///< an intermediate of a replay
 
   friend bool operator==(const LiveStorage&, const LiveStorage&) = default;
+};
+
+/// What is alive at the peak of a step, by kind.
+struct AtPeak {
+  enum Kind : uint8_t {
+    Operator,    ///< operands, results and workspace of the operator that runs, forward, backward or again
+    Replay,      ///< made by a replay, for a later operator of the replay
+    Kept,        ///< held by the plan for backward
+    HeldForUse,  ///< held by the program; a later operator of the forward pass uses the storage
+    HeldIdle,    ///< held by the program, and used by no later operator of the forward pass
+    OnTheirWay,  ///< gradients of results, made before the backward operator that runs
+    Gradients,   ///< gradients of parameters
+    Other,       ///< in no result of an operator: results of an earlier step that the program still holds, for example
+    kKinds,
+  };
+
+  std::string runs = {};                   ///< the operator of Kind::Operator; empty: no operator runs
+  std::array<int64_t, kKinds> bytes = {};  ///< by kind; the sum is Simulation::peak_bytes
+  std::vector<LiveStorage> storages = {};  ///< in order of storages, without the backward pass's own bytes
 };
 
 /// A step under a plan. Which fields are valid:
@@ -75,8 +96,9 @@ class Simulator {
   /// - if a storage leaves, and the profile's link is not open.
   Simulation run(const Stays& stays, int64_t most_replayed = std::numeric_limits<int64_t>::max()) const;
 
-  /// The storages that are alive at the peak, in order of storages, without the backward pass's own bytes.
-  std::vector<LiveStorage> live_at_peak(const Stays& stays) const;
+  /// What is alive at the peak under a plan. A storage that the program holds is of the program's kinds, even if the
+  /// plan keeps the storage, unless the storage cannot be rebuilt: no plan lets go of the storage there.
+  AtPeak at_peak(const Stays& stays) const;
 
   /// The operator that makes a value; -1 for a value from before the step.
   int producer(Value value) const;
