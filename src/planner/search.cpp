@@ -178,9 +178,6 @@ std::string Search::explain() const {
   for (const Considered& one : considered) {
     text += one.row(choice && choice->items == one.items ? "<- chosen" : "");
   }
-  if (!choice) {
-    text += fmt::format("nothing fits; {} would do\n", Bytes(smallest_feasible_bytes).str());
-  }
   return text;
 }
 

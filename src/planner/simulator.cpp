@@ -497,29 +497,24 @@ class Simulator::Run {
         is_used_later[at(value.storage)] = true;
       }
     }
-    const auto add = [&](int s, AtPeak::Kind kind, bool rebuilt) {
+    const auto add = [&](int s, AtPeak::Kind kind) {
       at_peak_.bytes[kind] += bytes(s);
-      at_peak_.storages.push_back({s, bytes(s), rebuilt});
+      at_peak_.storages.push_back(s);
     };
     for (int s = 0; s < static_cast<int>(plan_.size()); ++s) {
       if (!external(s) && there(s)) {
         const bool has_to_stay = kept_[at(s)] && maker({s, last_version(s)}) < 0;
-        add(s,
-            uses_[at(s)] > 0 || is_operand[at(s)] ? AtPeak::Operator
-            : !program_[at(s)] || has_to_stay     ? AtPeak::Kept
-            : is_used_later[at(s)]                ? AtPeak::HeldForUse
-                                                  : AtPeak::HeldIdle,
-            false);
+        add(s, uses_[at(s)] > 0 || is_operand[at(s)] ? AtPeak::Operator
+               : !program_[at(s)] || has_to_stay     ? AtPeak::Kept
+               : is_used_later[at(s)]                ? AtPeak::HeldForUse
+                                                     : AtPeak::HeldIdle);
       }
     }
     if (in_replay_ != nullptr) {
       for (const MadeAgain& one : *in_replay_) {
         if (one.first <= replay_position_ && (one.last >= replay_position_ || one.stays)) {
-          add(one.storage,
-              is_operand[at(one.storage)] || one.storage == event.index ? AtPeak::Operator
-              : one.stays                                               ? AtPeak::Kept
-                                                                        : AtPeak::Replay,
-              true);
+          const bool is_asked_for = is_operand[at(one.storage)] || one.storage == event.index;
+          add(one.storage, is_asked_for ? AtPeak::Operator : one.stays ? AtPeak::Kept : AtPeak::Replay);
         }
       }
     }

@@ -27,15 +27,6 @@ struct Replay {
   std::vector<int> operators = {};
 };
 
-/// A storage that is in memory at the peak, and the storage's bytes.
-struct LiveStorage {
-  int storage = 0;
-  int64_t bytes = 0;
-  bool rebuilt = false;  ///< an intermediate of a replay
-
-  friend bool operator==(const LiveStorage&, const LiveStorage&) = default;
-};
-
 /// What is alive at the peak of a step, by kind.
 struct AtPeak {
   enum Kind : uint8_t {
@@ -43,7 +34,7 @@ struct AtPeak {
     Replay,      ///< made by a replay, for a later operator of the replay
     Kept,        ///< held by the plan for backward
     HeldForUse,  ///< held by the program; a later operator of the forward pass uses the storage
-    HeldIdle,    ///< held by the program, and used by no later operator of the forward pass
+    HeldIdle,    ///< held by the program, or by autograd for nothing; no later operator of the forward pass uses it
     OnTheirWay,  ///< gradients of results, made before the backward operator that runs
     Gradients,   ///< gradients of parameters
     Other,       ///< in no result of an operator: results of an earlier step that the program still holds, for example
@@ -52,7 +43,7 @@ struct AtPeak {
 
   std::string runs = {};                   ///< the operator of Kind::Operator; empty: no operator runs
   std::array<int64_t, kKinds> bytes = {};  ///< by kind; the sum is Simulation::peak_bytes
-  std::vector<LiveStorage> storages = {};  ///< in order of storages, without the backward pass's own bytes
+  std::vector<int> storages = {};          ///< storages in memory; a storage may also be there a second time, rebuilt
 };
 
 /// A step under a plan. Which fields are valid:

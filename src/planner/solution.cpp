@@ -191,12 +191,11 @@ std::string explain(const Simulator& simulator, const Solution& plan, int rows) 
     }
   }
   const AtPeak peak = simulator.at_peak(plan.stays);
-  for (const LiveStorage& live : peak.storages) {
-    const int op = simulator.producer({live.storage, 0});
-    const std::string maker = op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name;
-    Share& share = alive[live.rebuilt ? maker + " (rebuilt)" : maker];
+  for (const int s : peak.storages) {
+    const int op = simulator.producer({s, 0});
+    Share& share = alive[op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name];
     ++share.count;
-    share.bytes += live.bytes;
+    share.bytes += profile.storages[static_cast<size_t>(s)].bytes;
   }
   std::string text = fmt::format(
       "peak {} instead of {} ({:.1f} %), {:.3f} ms instead of {:.3f} ms ({:+.1f} %); at most {:.1f} % slower than the "

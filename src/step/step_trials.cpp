@@ -88,8 +88,8 @@ std::string normalises_by_batch(const plan::Profile& profile) {
 PlacedBytes bytes_of_activations(const plan::Profile& profile, const plan::Solution& plan) {
   const plan::Simulator simulator(profile);
   PlacedBytes placed;
-  for (const plan::LiveStorage& live : simulator.at_peak(plan.stays).storages) {
-    placed.in_memory += live.bytes;
+  for (const int storage : simulator.at_peak(plan.stays).storages) {
+    placed.in_memory += profile.storages[static_cast<size_t>(storage)].bytes;
   }
   for (const int storage : simulator.run(plan.stays).offloaded) {
     placed.outside += profile.storages[static_cast<size_t>(storage)].bytes;
