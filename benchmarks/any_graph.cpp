@@ -3,6 +3,7 @@
 //
 // usage: any_graph [--models A,B] [--budgets 100,35,floor] [--turns N] [--json FILE]
 //        any_graph [--models A,B] --profile-to FOLDER     only writes the profiles of their steps, as FOLDER/NAME.json
+//        any_graph [--models A,B] --floors-to FILE        only finds floors, and writes what is alive there as a table
 //
 // models: all of them, or those that are named; tiny_gpt2, for tests, and long_lstm, of 16,000 operators, only where
 // they are named. budgets: per cents of the plain step's peak, or the fewest bytes for which a plan is found; those
@@ -33,7 +34,7 @@ struct Arguments {
   std::vector<std::string> models;
   std::vector<std::string> budgets{"100", "80", "65", "50", "42", "35", "30", "25", "20", "floor"};
   int turns = 5;
-  std::string json, profile_to;
+  std::string json, profile_to, floors_to;
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -70,6 +71,8 @@ Arguments parse(int argc, char** argv) {
       arguments.json = value;
     } else if (flag == "--profile-to") {
       arguments.profile_to = value;
+    } else if (flag == "--floors-to") {
+      arguments.floors_to = value;
     } else {
       throw ConfigError("any_graph: " + flag + " is no option");
     }
@@ -147,6 +150,15 @@ void print(const Contest& contest) {
   std::cout << std::endl;
 }
 
+std::string floor_row(const Contest& contest) {
+  std::string row = fmt::format("| {} | {:.2f} | {:.2f} | {:.2f} |", contest.name(), mib(contest.ways[0].peak_bytes),
+                                mib(contest.floor_bytes), mib(contest.least_bytes));
+  for (const int64_t bytes : contest.at_floor.bytes) {
+    row += bytes == 0 ? " |" : fmt::format(" {:.0f} % |", 100.0 * mib(bytes) / mib(contest.floor_bytes));
+  }
+  return row + fmt::format(" {} |\n", contest.at_floor.runs);
+}
+
 ordered_json json_of(const Contest& contest) {
   ordered_json ways = ordered_json::array();
   for (const Way& way : contest.ways) {
@@ -198,6 +210,9 @@ void add_plans(Contest& contest, const std::vector<std::string>& budgets) {
 bool run(const Arguments& arguments) {
   bool all_well = true;
   ordered_json results = ordered_json::array();
+  std::string floors =
+      "| model | plain MiB | floor MiB | proven MiB | operator | replay | kept | held for use | held idle | gradients "
+      "of results | gradients of parameters | other | operator |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n";
   for (const zoo::Species& species : chosen(arguments.models)) {
     Contest contest(species.make());
     if (!arguments.profile_to.empty()) {
@@ -205,6 +220,11 @@ bool run(const Arguments& arguments) {
       continue;
     }
     contest.find_floor();
+    if (!arguments.floors_to.empty()) {
+      floors += floor_row(contest);
+      detail::replace_file(arguments.floors_to, floors);
+      continue;
+    }
     contest.time_planning();
     add_plans(contest, arguments.budgets);
     contest.add_by_hand();
@@ -216,7 +236,7 @@ bool run(const Arguments& arguments) {
   if (!arguments.json.empty()) {
     detail::replace_file(arguments.json, results.dump(1) + "\n");
   }
-  if (arguments.profile_to.empty()) {
+  if (arguments.profile_to.empty() && arguments.floors_to.empty()) {
     std::cout << (all_well ? "all bits equal, bytes as predicted\n"
                            : "a way has other bits, or a plan more bytes than predicted\n");
   }

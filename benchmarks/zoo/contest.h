@@ -67,7 +67,9 @@ class Contest {
         floor_bytes = error.smallest_feasible().count();
       }
     });
-    least_bytes = lower_bound_bytes(plan::Simulator(profile));
+    const plan::Simulator simulator(profile);
+    least_bytes = lower_bound_bytes(simulator);
+    at_floor = simulator.at_peak(plan::Solver(simulator).smallest().stays);
   }
 
   /// plan_activations from nothing, in half of the plain peak or the floor.
@@ -172,6 +174,7 @@ class Contest {
   double planning_seconds = 0;  ///< by plan_activations, in half of the peak
   int64_t floor_bytes = 0;      ///< the smallest budget for which a plan was found
   int64_t least_bytes = 0;      ///< proven: no plan takes fewer
+  plan::AtPeak at_floor;        ///< alive at the peak of a plan in floor_bytes
   double plain_seconds = 1e9;
 
  private:

@@ -89,8 +89,8 @@ struct StepPlan {
   /// read by from_json.
   std::filesystem::path read_from = {};
 
-  /// For people: the choice, the other candidates, the tensors alive at the peak, the tensors computed again, and the
-  /// cost of computing again.
+  /// For people: the choice, the other candidates, what is alive at the peak (also what the program itself holds), the
+  /// tensors computed again, and the cost of computing again.
   std::string explain() const;
 
   /// Advice in a sentence. docs/fit.md has the techniques and when to use each technique.

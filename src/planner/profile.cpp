@@ -234,6 +234,9 @@ std::string Profile::to_json() const {
   }
   for (const BackwardStep& step : backward) {
     json["backward"].push_back({{"name", step.name}, {"seconds", step.seconds}});
+    if (step.gradient_bytes > 0) {
+      json["backward"].back()["gradient_bytes"] = step.gradient_bytes;
+    }
   }
   for (const Event& event : events) {
     json["events"].push_back(Json::array({kEventNames[static_cast<size_t>(event.kind)], event.index, event.bytes}));
@@ -263,7 +266,8 @@ Profile Profile::from_json(std::string_view text) {
                                    op.value("reads_batch_statistics", false)});
     }
     for (const Json& step : json.at("backward")) {
-      profile.backward.push_back({step.at("name").get<std::string>(), step.at("seconds").get<double>()});
+      profile.backward.push_back({step.at("name").get<std::string>(), step.at("seconds").get<double>(),
+                                  step.value("gradient_bytes", int64_t{0})});
     }
     for (const Json& event : json.at("events")) {
       profile.events.push_back({read_enum<EventKind>(kEventNames, event.at(0)), detail::whole_number<int>(event.at(1)),

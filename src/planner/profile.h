@@ -66,6 +66,7 @@ inline constexpr std::string_view kOtherWrite = "snug::other_write";
 struct BackwardStep {
   std::string name = {};
   double seconds = 0;
+  int64_t gradient_bytes = 0;  ///< taken in the step and never given back: gradients of parameters
 
   friend bool operator==(const BackwardStep&, const BackwardStep&) = default;
 };

@@ -148,12 +148,18 @@ Search search(const std::vector<Candidate>& candidates, const SearchOptions& opt
     int64_t least = std::numeric_limits<int64_t>::max(), bound = least;
     for (size_t i = 0; i < all.size(); ++i) {
       const Solution smallest = solvers[i]->smallest();
-      least = std::min(least, all[i].before + smallest.peak_bytes);
+      if (all[i].before + smallest.peak_bytes < least) {
+        least = all[i].before + smallest.peak_bytes;
+        result.least_is = sentence(all[i].candidate.simulator->at_peak(smallest.stays), all[i].before);
+      }
       bound = std::min(bound, all[i].before + lower_bound_bytes(*all[i].candidate.simulator));
       if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // the search missed the plan
         choose_if_faster(smallest, i);
         choose_if_faster(solvers[i]->solve(options.budget - all[i].before), i);
       }
+    }
+    if (result.choice || least < optimizer) {
+      result.least_is.clear();
     }
     result.smallest_feasible_bytes = result.choice ? 0 : std::max(optimizer, least);
     result.lower_bound_bytes = result.choice ? 0 : std::max(optimizer, bound);
@@ -171,9 +177,6 @@ std::string Search::explain() const {
                                  "plain peak", "plain step");
   for (const Considered& one : considered) {
     text += one.row(choice && choice->items == one.items ? "<- chosen" : "");
-  }
-  if (!choice) {
-    text += fmt::format("nothing fits; {} would do\n", Bytes(smallest_feasible_bytes).str());
   }
   return text;
 }

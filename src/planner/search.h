@@ -70,6 +70,7 @@ struct Search {
   std::optional<Choice> choice = {};        ///< empty if nothing fits
   int64_t smallest_feasible_bytes = 0;      ///< if nothing fits: the smallest budget for which a plan was found
   int64_t lower_bound_bytes = 0;            ///< if nothing fits: no plan of any candidate takes fewer bytes
+  std::string least_is = {};                ///< if nothing fits: what is alive in smallest_feasible_bytes, in words
   std::vector<Considered> considered = {};  ///< in the order of their plain times
 
   /// A text for people: a line for each candidate.

@@ -126,13 +126,13 @@ class Simulator::Run {
     return std::move(result_);
   }
 
-  std::vector<LiveStorage> live() {
+  AtPeak at_peak() {
     if (schedule()) {
       count_bytes();
       capture_ = result_.peak_bytes;
       count_bytes();
     }
-    return std::move(live_);
+    return std::move(at_peak_);
   }
 
   // The functions of a ReplaySource, for the first walk.
@@ -472,23 +472,86 @@ class Simulator::Run {
     }
     if (level == capture_) {
       capture_ = -1;
-      capture();
+      capture(above);
     }
   }
 
-  void capture() {
+  // `above`: the workspace of the operator that runs.
+  void capture(int64_t above) {
+    const Event& event = profile_.events[at(event_)];
+    const int running = in_replay_ != nullptr ? result_.replays[next_replay_ - 1].operators[at(replay_position_)]
+                        : event.kind == EventKind::Forward ? event.index
+                                                           : -1;
+    std::vector<bool> is_operand(plan_.size(), false), is_used_later(plan_.size(), false);
+    if (running >= 0) {
+      at_peak_.runs = profile_.operators[at(running)].name;
+      for (const auto* values : {&needs(running), &writes(running)}) {
+        for (const Value& value : *values) {
+          is_operand[at(value.storage)] = true;
+        }
+      }
+    }
+    at_peak_.bytes[AtPeak::Operator] += above;
+    for (int op = capture_own(event); op < static_cast<int>(profile_.operators.size()); ++op) {
+      for (const Value& value : needs(op)) {
+        is_used_later[at(value.storage)] = true;
+      }
+    }
+    const auto add = [&](int s, AtPeak::Kind kind) {
+      at_peak_.bytes[kind] += bytes(s);
+      at_peak_.storages.push_back(s);
+    };
     for (int s = 0; s < static_cast<int>(plan_.size()); ++s) {
       if (!external(s) && there(s)) {
-        live_.push_back({s, bytes(s), false});
+        const bool has_to_stay = kept_[at(s)] && maker({s, last_version(s)}) < 0;
+        add(s, uses_[at(s)] > 0 || is_operand[at(s)] ? AtPeak::Operator
+               : !program_[at(s)] || has_to_stay     ? AtPeak::Kept
+               : is_used_later[at(s)]                ? AtPeak::HeldForUse
+                                                     : AtPeak::HeldIdle);
       }
     }
     if (in_replay_ != nullptr) {
       for (const MadeAgain& one : *in_replay_) {
         if (one.first <= replay_position_ && (one.last >= replay_position_ || one.stays)) {
-          live_.push_back({one.storage, bytes(one.storage), true});
+          const bool is_asked_for = is_operand[at(one.storage)] || one.storage == event.index;
+          add(one.storage, is_asked_for ? AtPeak::Operator : one.stays ? AtPeak::Kept : AtPeak::Replay);
         }
       }
     }
+  }
+
+  // Sorts the bytes that are in no storage. The bytes have no names, so bytes that were alive at one moment and never
+  // fewer since count as the same bytes. Returns the number of operators of the forward pass that have begun.
+  int capture_own(const Event& event) {
+    int begun = event.kind == EventKind::Forward ? 1 : 0;
+    size_t steps = 0;  // of the backward pass, that are over
+    int64_t own = 0, since_forward = 0, since_step = 0, gradients = 0;
+    for (int e = 0; e < event_; ++e) {
+      const Event& before = profile_.events[at(e)];
+      own += before.kind == EventKind::Allocate ? before.bytes : before.kind == EventKind::Release ? -before.bytes : 0;
+      since_forward = std::min(since_forward, own);
+      since_step = std::min(since_step, own);
+      if (before.kind == EventKind::Forward) {
+        ++begun;
+        since_forward = since_step = own;
+      } else if (before.kind == EventKind::Backward) {
+        gradients += profile_.backward[at(before.index)].gradient_bytes;
+        since_step = own;
+        ++steps;
+      }
+    }
+    const bool is_forward = event.kind == EventKind::Forward || begun < static_cast<int>(profile_.operators.size());
+    since_forward = is_forward ? own_ : since_forward;
+    gradients = std::min(gradients, own_ - since_forward);
+    const int64_t on_their_way = std::max<int64_t>(0, since_step - since_forward - gradients);
+    at_peak_.bytes[AtPeak::Other] += since_forward;
+    at_peak_.bytes[AtPeak::Gradients] += gradients;
+    at_peak_.bytes[AtPeak::OnTheirWay] += on_their_way;
+    at_peak_.bytes[AtPeak::Operator] += own_ - since_forward - gradients - on_their_way;
+    if (!is_forward && at_peak_.runs.empty() && steps < profile_.backward.size()) {
+      at_peak_.runs = profile_.backward[steps].name;
+    }
+    return begun;
   }
 
   struct Streams {
@@ -524,7 +587,7 @@ class Simulator::Run {
   std::optional<Streams> streams_;  // in the second walk, if the plan streams
   Link link_is_free_at_ = {0, 0};
   int64_t level_ = 0, own_ = 0, capture_ = -1;
-  std::vector<LiveStorage> live_;
+  AtPeak at_peak_;
 };
 
 Simulation Simulator::run(const Stays& stays, int64_t most_replayed) const {
@@ -539,6 +602,6 @@ Simulation Simulator::run(const Stays& stays, int64_t most_replayed) const {
   return Run(*this, stays, most_replayed).simulate();
 }
 
-std::vector<LiveStorage> Simulator::live_at_peak(const Stays& stays) const { return Run(*this, stays).live(); }
+AtPeak Simulator::at_peak(const Stays& stays) const { return Run(*this, stays).at_peak(); }
 
 }  // namespace snug::plan

@@ -5,8 +5,10 @@
 //   plan::Simulator simulator(profile);
 //   plan::Simulation result = simulator.run(plan::keep_all(profile));  // result.peak_bytes, result.seconds
 
+#include <array>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "src/planner/profile.h"
@@ -25,13 +27,23 @@ struct Replay {
   std::vector<int> operators = {};
 };
 
-/// A storage that is in memory at the peak, and the storage's bytes.
-struct LiveStorage {
-  int storage = 0;
-  int64_t bytes = 0;
-  bool rebuilt = false;  ///< an intermediate of a replay
+/// What is alive at the peak of a step, by kind.
+struct AtPeak {
+  enum Kind : uint8_t {
+    Operator,    ///< operands, results and workspace of the operator that runs, forward, backward or again
+    Replay,      ///< made by a replay, for a later operator of the replay
+    Kept,        ///< held by the plan for backward
+    HeldForUse,  ///< held by the program; a later operator of the forward pass uses the storage
+    HeldIdle,    ///< held by the program, or by autograd for nothing; no later operator of the forward pass uses it
+    OnTheirWay,  ///< gradients of results, made before the backward operator that runs
+    Gradients,   ///< gradients of parameters
+    Other,       ///< in no result of an operator: results of an earlier step that the program still holds, for example
+    kKinds,
+  };
 
-  friend bool operator==(const LiveStorage&, const LiveStorage&) = default;
+  std::string runs = {};                   ///< the operator of Kind::Operator; empty: no operator runs
+  std::array<int64_t, kKinds> bytes = {};  ///< by kind; the sum is Simulation::peak_bytes
+  std::vector<int> storages = {};          ///< storages in memory; a storage may also be there a second time, rebuilt
 };
 
 /// A step under a plan. Which fields are valid:
@@ -75,8 +87,9 @@ class Simulator {
   /// - if a storage leaves, and the profile's link is not open.
   Simulation run(const Stays& stays, int64_t most_replayed = std::numeric_limits<int64_t>::max()) const;
 
-  /// The storages that are alive at the peak, in order of storages, without the backward pass's own bytes.
-  std::vector<LiveStorage> live_at_peak(const Stays& stays) const;
+  /// What is alive at the peak under a plan. A storage that the program holds is of the program's kinds, even if the
+  /// plan keeps the storage, unless the storage cannot be rebuilt: no plan lets go of the storage there.
+  AtPeak at_peak(const Stays& stays) const;
 
   /// The operator that makes a value; -1 for a value from before the step.
   int producer(Value value) const;

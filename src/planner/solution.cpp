@@ -1,8 +1,10 @@
 #include "src/planner/solution.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -100,6 +102,27 @@ std::string table(const Shares& rows, int limit) {
   return text;
 }
 
+// The kinds that are alive at the peak, in words, the largest first.
+std::vector<std::pair<int64_t, std::string>> kinds_of(const AtPeak& peak) {
+  const std::array<std::string, AtPeak::kKinds> names = {
+      "operands, results and workspace of " + (peak.runs.empty() ? "no operator" : peak.runs),
+      "computed again, for a later operator",
+      "kept for backward",
+      "held by the program, for a later operator",
+      "held by the program after their last use",
+      "gradients of results",
+      "gradients of parameters",
+      "in no operator's result"};
+  std::vector<std::pair<int64_t, std::string>> kinds;
+  for (size_t kind = 0; kind < names.size(); ++kind) {
+    if (peak.bytes[kind] > 0) {
+      kinds.emplace_back(peak.bytes[kind], names[kind]);
+    }
+  }
+  std::stable_sort(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  return kinds;
+}
+
 // Storages that leave, by the operator that makes them, with the seconds of the transfers out and back.
 std::map<std::string, Share> transfers(const Simulator& simulator, const Simulation& run) {
   const Profile& profile = simulator.profile();
@@ -167,14 +190,12 @@ std::string explain(const Simulator& simulator, const Solution& plan, int rows) 
       }
     }
   }
-  int64_t named = 0;
-  for (const LiveStorage& live : simulator.live_at_peak(plan.stays)) {
-    const int op = simulator.producer({live.storage, 0});
-    const std::string maker = op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name;
-    Share& share = alive[live.rebuilt ? maker + " (rebuilt)" : maker];
+  const AtPeak peak = simulator.at_peak(plan.stays);
+  for (const int s : peak.storages) {
+    const int op = simulator.producer({s, 0});
+    Share& share = alive[op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name];
     ++share.count;
-    share.bytes += live.bytes;
-    named += live.bytes;
+    share.bytes += profile.storages[static_cast<size_t>(s)].bytes;
   }
   std::string text = fmt::format(
       "peak {} instead of {} ({:.1f} %), {:.3f} ms instead of {:.3f} ms ({:+.1f} %); at most {:.1f} % slower than the "
@@ -189,9 +210,35 @@ std::string explain(const Simulator& simulator, const Solution& plan, int rows) 
     text += fmt::format("goes to {}:\n", profile.link.kind == OffloadLink::Kind::File ? "disk" : "host memory");
     text += table(sorted(transfers(simulator, run), less_time), rows);
   }
-  text += fmt::format("alive at the peak (event {} of {}; {} of it the backward pass's own and workspace):\n",
-                      run.peak_event, profile.events.size(), Bytes(run.peak_bytes - named).str());
+  text += fmt::format("alive at the peak (event {} of {}):\n", run.peak_event, profile.events.size());
+  for (const auto& [bytes, kind] : kinds_of(peak)) {
+    text += fmt::format("  {:>12} {}\n", Bytes(bytes).str(), kind);
+  }
+  text += "results of operators among them:\n";
   text += table(sorted(alive, [](const Share& a, const Share& b) { return a.bytes < b.bytes; }), rows);
+  return text;
+}
+
+std::string sentence(const AtPeak& peak, int64_t beside) {
+  std::vector<std::pair<int64_t, std::string>> kinds = kinds_of(peak);
+  if (beside > 0) {
+    kinds.insert(kinds.begin(), {beside, "of weights, optimizer state, batch and gradients that are alive already"});
+  }
+  int64_t rest = 0;
+  for (; kinds.size() > (beside > 0 ? 4 : 3); kinds.pop_back()) {
+    rest += kinds.back().first;
+  }
+  std::string text = "at the peak of the smallest plan are alive";
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    text += fmt::format("{} {} {}", i == 0 ? "" : ",", Bytes(kinds[i].first).str(), kinds[i].second);
+  }
+  text += rest > 0 ? fmt::format(", and {} else", Bytes(rest).str()) : "";
+  const int64_t all = std::accumulate(peak.bytes.begin(), peak.bytes.end(), int64_t{0});
+  if (peak.bytes[AtPeak::HeldIdle] > all / 10) {
+    text +=
+        "; the program can release its part: a named tensor lives until its scope ends or the name is assigned again, "
+        "and the temporaries of an expression until its semicolon";
+  }
   return text;
 }
 

@@ -11,6 +11,7 @@
 namespace snug::plan {
 
 class Simulator;
+struct AtPeak;
 
 /// The fate of each storage in a training step, and the predicted cost.
 struct Solution {
@@ -38,9 +39,13 @@ struct Solution {
 ///
 /// - peak and time against plain training and the bound;
 /// - the storages that are rebuilt, or go to disk or host memory, and the cost, by operator;
-/// - the storages that are alive at the peak, by operator.
+/// - what is alive at the peak, by kind, and the storages, by operator.
 ///
 /// Throws ConfigError if plan and profile do not belong together.
 std::string explain(const Simulator& simulator, const Solution& plan, int rows = 8);
+
+/// What is alive at the peak, in a sentence: the largest three kinds, and what helps against tensors that the program
+/// holds. `beside`: bytes in memory beside the peak: weights, optimizer state, the batch; 0: the sentence is silent.
+std::string sentence(const AtPeak& peak, int64_t beside = 0);
 
 }  // namespace snug::plan

@@ -108,16 +108,18 @@ ActivationPlan unverified_plan(const plan::Profile& profile, Bytes budget, plan:
   plan::Solver solver(simulator, options);
   plan::Answer answer = solver.solve(budget.count());
   if (std::holds_alternative<plan::Infeasible>(answer)) {
-    const Bytes bytes(solver.smallest().peak_bytes);  // the search for a fast plan may miss the smallest plan
+    const plan::Solution smallest = solver.smallest();  // the search for a fast plan may miss the smallest plan
+    const Bytes bytes(smallest.peak_bytes);
     if (bytes > budget) {
       const Bytes bound(plan::lower_bound_bytes(simulator));
       throw BudgetExceeded(
           fmt::format("plan_activations: no plan was found that runs the step within {}; the smallest that was found "
-                      "takes {} ({} bytes), {}",
+                      "takes {} ({} bytes), {}; {}",
                       budget.str(), bytes.str(), bytes.count(),
                       bytes == bound
                           ? "and no plan takes less"
-                          : fmt::format("and no plan takes less than {} ({} bytes)", bound.str(), bound.count())),
+                          : fmt::format("and no plan takes less than {} ({} bytes)", bound.str(), bound.count()),
+                      plan::sentence(simulator.at_peak(smallest.stays))),
           bytes);
     }
     answer = solver.solve(budget.count());

@@ -58,7 +58,7 @@ void TapeRecorder::after_operator(plan::Operator&& op, const std::vector<std::pa
   int64_t outputs = 0;
   for (const auto& [storage, data] : made) {
     const auto taken = own_.find(data);
-    const int64_t bytes = taken == own_.end() ? 0 : taken->second;
+    const int64_t bytes = taken == own_.end() ? 0 : taken->second.bytes;
     plan::Storage& info = profile_.storages[static_cast<size_t>(storage)];
     info.bytes = bytes;
     info.name = op.name;
@@ -114,7 +114,7 @@ void TapeRecorder::on_given_away(int storage, const void* data) {
   const std::lock_guard lock(mutex_);
   if (of_tape_.erase(data) > 0) {
     const int64_t bytes = profile_.storages[static_cast<size_t>(storage)].bytes;
-    own_.emplace(data, bytes);
+    own_.emplace(data, Own{bytes, step()});
     change_level(bytes);
   }
 }
@@ -183,7 +183,7 @@ void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t byt
     of_tape_.insert(data);
     return;
   }
-  own_.emplace(data, bytes);
+  own_.emplace(data, Own{bytes, step()});
   change_level(bytes);
 }
 
@@ -277,6 +277,11 @@ void TapeRecorder::stop() {
   observation_.reset();
   end_backward_step();
   end_gap();
+  for (const auto& [data, own] : own_) {
+    if (own.step != kForward) {
+      profile_.backward[own.step].gradient_bytes += own.bytes;
+    }
+  }
   fill_in_times();
   move_drops_of_unused();
 }

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -81,6 +82,8 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_refused(int64_t bytes) noexcept override;
   void on_saved_for_backward(const void*) noexcept override {}
 
+  static constexpr size_t kForward = std::numeric_limits<size_t>::max();
+  size_t step() const { return is_backward_ ? profile_.backward.size() : kForward; }
   void add(plan::EventKind kind, int index, int64_t bytes = 0) { profile_.events.push_back({kind, index, bytes}); }
   void change_rise(int64_t bytes);
   void change_level(int64_t bytes);
@@ -94,12 +97,16 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   OperatorClock clock_;
   std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of the profile's operators and backward steps
   std::atomic<Place> place_{Place::Between};
-  int64_t level_ = 0, high_ = 0;                  // since the last event, or of the operator under way
-  std::unordered_map<const void*, int64_t> own_;  // memory allocated since the start, in no storage of the tape
-  std::unordered_set<const void*> of_tape_;       // storages of the tape, and memory taken by a replay
-  std::unordered_set<const void*> aside_;         // memory taken by the recording itself
-  int64_t rise_ = 0, peak_ = 0;                   // of all memory but aside_
-  int64_t let_go_ = 0, let_go_in_gap_ = 0;        // of memory from before; since the last event
+  int64_t level_ = 0, high_ = 0;  // since the last event, or of the operator under way
+  struct Own {
+    int64_t bytes;
+    size_t step;  // the backward step in which the memory was allocated; kForward: before the backward pass
+  };
+  std::unordered_map<const void*, Own> own_;  // memory allocated since the start, in no storage of the tape
+  std::unordered_set<const void*> of_tape_;   // storages of the tape, and memory taken by a replay
+  std::unordered_set<const void*> aside_;     // memory taken by the recording itself
+  int64_t rise_ = 0, peak_ = 0;               // of all memory but aside_
+  int64_t let_go_ = 0, let_go_in_gap_ = 0;    // of memory from before; since the last event
   // Threads of an operator allocate too. Locked after the allocator's mutex, so nothing is allocated under the lock.
   std::mutex mutex_;
   OperatorClock::Mark operator_began_ = 0, step_began_ = 0;

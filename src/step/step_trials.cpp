@@ -88,8 +88,8 @@ std::string normalises_by_batch(const plan::Profile& profile) {
 PlacedBytes bytes_of_activations(const plan::Profile& profile, const plan::Solution& plan) {
   const plan::Simulator simulator(profile);
   PlacedBytes placed;
-  for (const plan::LiveStorage& live : simulator.live_at_peak(plan.stays)) {
-    placed.in_memory += live.bytes;
+  for (const int storage : simulator.at_peak(plan.stays).storages) {
+    placed.in_memory += profile.storages[static_cast<size_t>(storage)].bytes;
   }
   for (const int storage : simulator.run(plan.stays).offloaded) {
     placed.outside += profile.storages[static_cast<size_t>(storage)].bytes;
@@ -507,8 +507,9 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
       smallest = try_at_most(step, before, smallest / 2);
     } else {
       const int64_t left_free = std::exchange(counts_.left_free, 0);
-      const int64_t least = tried_.empty() ? smallest_budget(step) : found.search.smallest_feasible_bytes;
-      refuse(least > 0 ? least + left_free : 0, found.search.lower_bound_bytes);
+      plan::Search least = tried_.empty() ? smallest_budget(step) : std::move(found.search);
+      least.smallest_feasible_bytes += least.smallest_feasible_bytes > 0 ? left_free : 0;
+      refuse(least);
     }
   }
 }
@@ -587,13 +588,13 @@ std::string StepTrials::told_of_state(const Found& found) const {
 }
 
 // For a step of which nothing ran within the budget. Parts of the micro-batch may run, and two parts tell by
-// extrapolation how much the smallest permitted micro-batch takes. 0: unknown, because no more than the budget may be
-// alive.
-int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
+// extrapolation how much the smallest permitted micro-batch takes. 0 bytes: unknown, because no more than the budget
+// may be alive.
+plan::Search StepTrials::smallest_budget(const StepToPlan& step) const {
   constexpr int64_t kSmallThings = 8 << 10;  // small tensors at the beginning of a step
   const int64_t items = step.micro_batch > 0 ? std::min(step.micro_batch, step.counts.batch) : step.counts.batch;
   if (!is_least(step, items)) {
-    return 0;  // a single item has not run
+    return {};  // a single item has not run
   }
   StepTrials parts = *this;
   parts.measured_for_ = items;
@@ -604,23 +605,28 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
     }
     std::optional<Tried> whole = parts.predicted(part / 2, part, items);
     if (!whole) {
-      return 0;
+      return {};
     }
-    const plan::Solution least = plan::Solver(plan::Simulator(whole->profile)).smallest();
+    const plan::Simulator simulator(whole->profile);
+    const plan::Solution least = plan::Solver(simulator).smallest();
     parts.tried_.insert_or_assign(items, *std::move(whole));
     const Placement farthest = with_state(farthest_state());
     const int64_t beside = parts.bytes_beside(items, farthest);
     // The step is tried under a guess first. A guess takes more than the least.
     const int64_t peak = std::min(least.peak_bytes + least.peak_bytes / 32, least.plain_peak_bytes);
-    return std::max(parts.counts_.memory(farthest).in_update(), beside + peak) + kSmallThings;
+    const int64_t in_update = parts.counts_.memory(farthest).in_update();
+    return {
+        .smallest_feasible_bytes = std::max(in_update, beside + peak) + kSmallThings,
+        .least_is = in_update > beside + peak ? std::string() : plan::sentence(simulator.at_peak(least.stays), beside)};
   }
-  return 0;
+  return {};
 }
 
-// `bound`: see plan::Search; 0: unknown. A `smallest` within the budget names no budget, because the step ran out of
-// memory in as little.
-void StepTrials::refuse(int64_t smallest, int64_t bound) const {
-  smallest = smallest > limits_->budget ? smallest : 0;
+// Without a choice. A bound of 0 is unknown. A smallest budget within the budget is not named, because the step ran out
+// of memory in as little.
+void StepTrials::refuse(const plan::Search& found) const {
+  const int64_t smallest = found.smallest_feasible_bytes > limits_->budget ? found.smallest_feasible_bytes : 0;
+  const int64_t bound = found.lower_bound_bytes;
   std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within the memory budget {}",
                                  counts_.batch, Bytes(limits_->budget).str());
   if (!pinned_by_.empty()) {
@@ -631,6 +637,7 @@ void StepTrials::refuse(int64_t smallest, int64_t bound) const {
     if (bound > 0) {
       text += fmt::format(", and no plan of what was tried takes less than {} ({} bytes)", Bytes(bound).str(), bound);
     }
+    text += found.least_is.empty() ? "" : "; " + found.least_is;
   }
   if (smallest == 0) {
     const int64_t least = counts_.memory(with_state(farthest_state())).in_update();

@@ -138,8 +138,8 @@ class StepTrials {
   plan::Search search_with(int64_t only, Placement placement) const;
   std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
   std::string told_of_state(const Found& found) const;
-  int64_t smallest_budget(const StepToPlan& step) const;
-  [[noreturn]] void refuse(int64_t smallest, int64_t bound) const;
+  plan::Search smallest_budget(const StepToPlan& step) const;
+  [[noreturn]] void refuse(const plan::Search& found) const;
 
   // State that was idle, and has come because another step gave it a gradient, is alive now.
   int64_t fixed_bytes_of(const StepToPlan& step) const {

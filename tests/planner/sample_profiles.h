@@ -75,7 +75,7 @@ class ProfileBuilder {
       }
       profile_.events.push_back({plan::EventKind::Allocate, 0, gradient + parameters_[at(i)]});
       profile_.events.push_back({plan::EventKind::Backward, static_cast<int>(profile_.backward.size())});
-      profile_.backward.push_back({made.name + "_backward", 2 * made.seconds});
+      profile_.backward.push_back({made.name + "_backward", 2 * made.seconds, parameters_[at(i)]});
       for (const int s : saved_[at(i)]) {
         profile_.events.push_back({plan::EventKind::Done, s});
       }

@@ -161,12 +161,12 @@ TEST(Search, CountsGradientsFromTheSecondMicroBatchOnAndForTheOptimizer) {
   EXPECT_EQ(refused.smallest_feasible_bytes, half + half / 4);
 }
 
-TEST(Search, SaysWhatWouldDoWhereNothingFitsAndThatDoes) {
+TEST(Search, SaysWhatWouldDoAndWhatIsAliveThereWhereNothingFits) {
   const Splits splits;
   SearchOptions options{.batch = 8, .budget = 4'000, .fixed_bytes = 5'000, .gradient_bytes = 100, .solver = kQuick};
   const Search refused = search(splits.all(), options);
   ASSERT_FALSE(refused.choice);
-  EXPECT_THAT(refused.explain(), HasSubstr("would do"));
+  EXPECT_THAT(refused.least_is, HasSubstr("at the peak of the smallest plan are alive 4.98 KiB of weights"));
   options.budget = refused.smallest_feasible_bytes;
   EXPECT_TRUE(search(splits.all(), options).choice);
 }

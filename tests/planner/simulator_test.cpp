@@ -3,8 +3,10 @@
 #include "src/planner/simulator.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -402,16 +404,89 @@ TEST(Simulator, DoesNotOffloadWhatBackwardHasAskedForWhileTheProgramStillHadIt) 
   EXPECT_TRUE(run.offloaded.empty() && run.replays.empty());
 }
 
-TEST(Simulator, NamesWhatIsAliveAtThePeakToTheByte) {
-  const Simulator simulator(gpt_profile(2));
-  const Stays plan = keep_all(simulator.profile());
-  int64_t sum = 0;
-  for (const LiveStorage& live : simulator.live_at_peak(plan)) {
-    sum += live.bytes;
+int64_t sum_of(const AtPeak& peak) { return std::accumulate(peak.bytes.begin(), peak.bytes.end(), int64_t{0}); }
+
+TEST(Simulator, SortsThePeakByKindToTheByteUnderAnyPlan) {
+  std::array<int, AtPeak::kKinds> seen = {};
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    Profile profile = random_profile(seed, 10 + static_cast<int>(seed % 30));
+    profile.link = {.out_bytes_per_second = 1e5, .back_bytes_per_second = 1e5, .seconds = 1e-4};
+    const Simulator simulator(std::move(profile));
+    std::mt19937 random(seed);
+    for (int k = 0; k < 40; ++k) {
+      Stays plan = keep_all(simulator.profile());
+      for (Stay& stay : plan) {
+        const Stay choices[] = {stay, Stay::never(), Stay::once_rebuilt(), Stay::offloaded(), Stay::streamed()};
+        stay = choices[random() % 5];
+      }
+      const Simulation run = simulator.run(plan);
+      if (run.impossible >= 0) {
+        continue;
+      }
+      const AtPeak peak = simulator.at_peak(plan);
+      ASSERT_EQ(sum_of(peak), run.peak_bytes) << seed << ", plan " << k;
+      for (size_t kind = 0; kind < peak.bytes.size(); ++kind) {
+        ASSERT_GE(peak.bytes[kind], 0) << seed << ", kind " << kind;
+        seen[kind] += peak.bytes[kind] > 0 ? 1 : 0;
+      }
+    }
   }
-  const int64_t peak = simulator.run(plan).peak_bytes;
-  EXPECT_GT(sum, peak / 2);
-  EXPECT_LE(sum, peak);
+  for (const auto kind : {AtPeak::Operator, AtPeak::Replay, AtPeak::Kept, AtPeak::HeldForUse, AtPeak::OnTheirWay}) {
+    EXPECT_GT(seen[kind], 0) << static_cast<int>(kind);
+  }
+}
+
+// Three results of 100 bytes, each made from the one before. The program holds the first until the last operator.
+Profile held_by_the_program(bool last_reads_the_first) {
+  ProfileBuilder builder;
+  const int x = builder.external(8);
+  const int first = builder.op("first", 1, 100, {x}, {}, true);
+  const int second = builder.op("second", 1, 100, {first}, {}, true);
+  const int third = builder.op("third", 1, 100, {second}, {}, true, 500);
+  builder.op("loss", 1, 4, last_reads_the_first ? std::vector<int>{first, third} : std::vector<int>{third});
+  Profile profile = builder.finish();
+  if (!last_reads_the_first) {
+    const auto drop = std::ranges::find(profile.events, Event{EventKind::Drop, first});
+    std::rotate(drop, drop + 1, std::ranges::find(profile.events, Event{EventKind::Forward, 3}));
+  }
+  return profile;
+}
+
+TEST(Simulator, TellsWhatTheProgramHoldsAtThePeakAndForWhat) {
+  for (const bool is_used_later : {false, true}) {
+    const Simulator simulator(held_by_the_program(is_used_later));
+    for (const Stay stay : {Stay::never(), Stay::kept()}) {
+      const AtPeak peak = simulator.at_peak(Stays(simulator.profile().storages.size(), stay));
+      EXPECT_EQ(peak.runs, "third");
+      EXPECT_EQ(peak.bytes[AtPeak::Operator], 700);
+      EXPECT_EQ(peak.bytes[is_used_later ? AtPeak::HeldForUse : AtPeak::HeldIdle], 100);
+      EXPECT_EQ(sum_of(peak), 800);
+    }
+  }
+}
+
+TEST(Simulator, CountsWhatCannotBeRebuiltAsKeptAlthoughTheProgramHoldsIt) {
+  Profile profile = held_by_the_program(false);
+  profile.operators[0].replayable = false;
+  const Simulator simulator(profile);
+  const AtPeak peak = simulator.at_peak(keep_all(profile));
+  EXPECT_EQ(peak.bytes[AtPeak::Kept], 100);
+  EXPECT_EQ(peak.bytes[AtPeak::HeldIdle], 0);
+}
+
+TEST(Simulator, TellsGradientsOfParametersFromGradientsOfResultsAtThePeak) {
+  ProfileBuilder builder;
+  int x = builder.external(8);
+  for (int i = 0; i < 3; ++i) {
+    x = builder.op("linear", 1, 100, {x}, {x});
+    builder.parameters(1000);
+  }
+  const Simulator simulator(builder.finish());
+  const AtPeak peak = simulator.at_peak(keep_all(simulator.profile()));
+  EXPECT_EQ(peak.runs, "linear_backward") << "the last, which makes the third gradient";
+  EXPECT_EQ(peak.bytes[AtPeak::Gradients], 2000);
+  EXPECT_EQ(peak.bytes[AtPeak::OnTheirWay], 100);
+  EXPECT_EQ(peak.bytes[AtPeak::Operator], 1100);
 }
 
 // Operators that each save their input: with nothing kept, every one of them needs all that went before.

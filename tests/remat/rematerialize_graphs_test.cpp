@@ -2,9 +2,11 @@
 // their own; profiles and plans made where plain training does not fit.
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "snug/memory.h"
@@ -203,6 +205,31 @@ TEST(ProfileStep, TakesTheSameProfileWherePlainTrainingDoesNotFit) {
     EXPECT_EQ(frugal.backward, plain.backward);
     EXPECT_EQ(frugal.events, plain.events);
   }
+}
+
+TEST(ProfileStep, TellsWhichBackwardStepsLeaveGradientsOfParameters) {
+  torch::manual_seed(1);
+  torch::nn::Linear first(8, 32), second(32, 4);
+  const Tensor x = torch::randn({64, 8});
+  const auto forward = [&] { return second->forward(torch::gelu(first->forward(x))).square().mean(); };
+  const auto gradient_bytes = [](const plan::Profile& profile) {
+    std::vector<int64_t> left;
+    for (const plan::BackwardStep& step : profile.backward) {
+      if (step.gradient_bytes > 0) {
+        left.push_back(step.gradient_bytes);
+      }
+    }
+    return left;
+  };
+  const plan::Profile profile = detail::profile_step(forward);
+  const std::vector<int64_t> left = gradient_bytes(profile);
+  const auto bytes_of = [](const torch::nn::Linear& layer) {
+    return static_cast<int64_t>(layer->weight.nbytes() + layer->bias.nbytes());
+  };
+  EXPECT_EQ(std::accumulate(left.begin(), left.end(), int64_t{0}), bytes_of(first) + bytes_of(second));
+  EXPECT_EQ(plan::Profile::from_json(profile.to_json()), profile);
+  forward().backward();
+  EXPECT_THAT(gradient_bytes(detail::profile_step(forward)), ::testing::IsEmpty()) << "they are alive already";
 }
 
 // What the inner pass needs was dropped, and cannot be made again from a buffer that has other values now.

@@ -50,6 +50,37 @@ TEST(PlanRefusals, OfAMicroBatchAreNotTheModelsErrorAboutPartsOfIt) {
   EXPECT_THAT(tried, ::testing::Contains(1));
 }
 
+// `at_once`: seven results in one expression, which lives until its semicolon. Otherwise each replaces the one before.
+std::string refusal_of_seven_results(bool at_once) {
+  torch::manual_seed(1);
+  nn::Linear layer(64, 64);
+  SGD optimizer(layer->parameters(), {.lr = 0.1});
+  const Tensor x = torch::randn({2048, 64});
+  Stepper stepper(*layer, optimizer, {.micro_batch = 2048, .budget = {.memory = Bytes(live() + (5 << 18))}});
+  return error_of<BudgetExceeded>([&] {
+    stepper.step({x}, [&](const Batch& micro) {
+      Tensor h = layer->forward(micro[0]);
+      if (at_once) {
+        return Loss::mean(h.tanh().exp().sin().cos().exp().pow(2).mean(), micro.size());
+      }
+      h = h.tanh();
+      h = h.exp();
+      h = h.sin();
+      h = h.cos();
+      h = h.exp();
+      h = h.pow(2);
+      return Loss::mean(h.mean(), micro.size());
+    });
+  });
+}
+
+TEST(PlanRefusals, NameTheBytesThatTheProgramItselfHolds) {
+  const std::string held = "held by the program after their last use";
+  EXPECT_THAT(refusal_of_seven_results(true), ::testing::AllOf(HasSubstr(held), HasSubstr("until its semicolon")));
+  EXPECT_THAT(refusal_of_seven_results(false),
+              ::testing::AllOf(HasSubstr("at the peak of the smallest plan"), ::testing::Not(HasSubstr(held))));
+}
+
 // Gradients of a window are copied while a later micro-batch is tried, for which there is no room.
 struct Windows {
   nn::Sequential model;
