@@ -31,7 +31,7 @@
 // A prediction is wrong if bytes do not lie on a line, as with all pairs of items, or if many items have other
 // operators. A wrong prediction costs a run, and never makes a wrong plan, because a run proves each plan. Small
 // micro-batches with different operators predict nothing. Then, and if no predicted plan runs, the batch, its half and
-// so on have profiles of their own (try_each). Batches below 4 items, carried state and slices are not predicted.
+// so on have profiles of their own (try_each). Batches below 8 items, carried state and slices are not predicted.
 //
 // An earlier run's choice is profiled first, and ends the search if the choice fits. Candidates end with the first
 // micro-batch whose plan takes at most plan::kApart times as long as no plan, because a smaller one does the same work
@@ -68,7 +68,7 @@ namespace {
 // Slices are tried coarsely: each try is a step that may run out of memory, and more slices than needed cost little.
 constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
 constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller parts only if none of these fits
-constexpr int64_t kLeastToPredict = 4;       // items; fewer items cost as much as their predictions save
+constexpr int64_t kLeastToPredict = 8;       // items; fewer items cost as much as their predictions save
 constexpr int64_t kLeastToPredictWell = 16;  // items that have parts of several items, and parts of these
 constexpr int64_t kLessAfterFailure = 16;    // a plan that failed is followed by a plan in 15 of 16 parts of the bytes
 
@@ -292,7 +292,7 @@ bool StepTrials::predict_candidates(const StepToPlan& step, int64_t most) {
     if (is_known(parts, most)) {
       break;
     }
-    if (small > 1 || most < 2 * kLeastToPredict) {  // a single item often has other operators
+    if (small > 1) {  // a single item often has other operators
       return false;
     }
   }
