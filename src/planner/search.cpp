@@ -5,6 +5,7 @@
 #include <limits>
 #include <list>
 #include <numeric>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -24,9 +25,13 @@
 //   seconds = batch / n * seconds of the plan + seconds of the optimizer
 //
 // Candidates are few, and solving a candidate takes nearly all of the time. So the search is a loop: each candidate is
-// solved for budget - before, and the fastest step is the choice. Candidates with the shortest bound come first: no
-// plan within budget - before takes less time than the bound. A candidate whose bound is not below the choice's time is
-// not solved, and neither is a candidate without any plan within budget - before, whose bound is infinite.
+// solved for budget - before. Times are measured, and other work of the machine changes them by a few percent. So the
+// choice is not the fastest step, but the step with the fewest micro-batches of all that take at most kApart times as
+// long. Then a busy machine seldom turns the choice, and with the choice the bits of training.
+//
+// Candidates with the shortest bound come first: no plan within budget - before takes less time than the bound. A
+// candidate that would not be chosen with the bound's time is not solved, and neither is a candidate without any plan
+// within budget - before, whose bound is infinite.
 //
 // If no candidate has a plan, the most frugal plan of each candidate is searched. Usually the plan takes too much, and
 // the least bytes of all candidates are reported. If the plan fits, the search for a fast plan had missed the plan;
@@ -111,37 +116,59 @@ Search search(const std::vector<Candidate>& candidates, const SearchOptions& opt
                                  std::max(optimizer, split.before + split.plain.peak_bytes),
                                  split.seconds(split.plain.seconds, options)});
   }
-  size_t chosen = all.size();
-  const auto choose_if_faster = [&](const Answer& answer, size_t i) {
+  std::vector<std::optional<Solution>> plans(all.size());
+  const auto seconds_of = [&](size_t i) { return result.considered[i].least_seconds; };
+  double fastest = std::numeric_limits<double>::infinity();
+  const auto is_better = [&](size_t i, const Choice& than) {
+    return seconds_of(i) <= kApart * fastest &&
+           (than.seconds > kApart * fastest ||
+            std::tuple(all[i].micro_batches, seconds_of(i)) < std::tuple(than.micro_batches, than.seconds));
+  };
+  const auto note = [&](const Answer& answer, size_t i) {
+    const Split& split = all[i];
+    Considered& one = result.considered[i];
     const Solution* plan = std::get_if<Solution>(&answer);
+    one.least_seconds =
+        plan != nullptr ? split.seconds(plan->seconds, options) : std::numeric_limits<double>::infinity();
     if (plan == nullptr) {
       return;
     }
-    const Split& split = all[i];
-    const double seconds = split.seconds(plan->seconds, options);
-    result.considered[i].verdict =
-        fmt::format("{:.3f} ms in {}", 1e3 * seconds, Bytes(split.before + plan->peak_bytes).str());
-    if (!result.choice || std::tuple(seconds, i) < std::tuple(result.choice->seconds, chosen)) {
-      chosen = i;
-      result.choice = {.items = std::min(split.candidate.items, options.batch),
-                       .micro_batches = split.micro_batches,
-                       .plan = *plan,
-                       .peak_bytes = std::max(optimizer, split.before + plan->peak_bytes),
-                       .seconds = seconds};
+    plans[i] = *plan;
+    one.verdict = fmt::format("{:.3f} ms in {}", 1e3 * one.least_seconds, Bytes(split.before + plan->peak_bytes).str());
+    fastest = std::min(fastest, one.least_seconds);
+    for (size_t k = 0; k < all.size(); ++k) {
+      if (plans[k] && (!result.choice || is_better(k, *result.choice))) {
+        result.choice = {.items = std::min(all[k].candidate.items, options.batch),
+                         .micro_batches = all[k].micro_batches,
+                         .plan = *plans[k],
+                         .peak_bytes = std::max(optimizer, all[k].before + plans[k]->peak_bytes),
+                         .seconds = seconds_of(k)};
+      }
     }
+  };
+  // Whether the candidate might be chosen if its plan took no more time than the bound.
+  const auto may_be_chosen = [&](const Split& split) {
+    const int64_t more = split.micro_batches - result.choice->micro_batches;
+    return more < 0    ? split.bound <= kApart * fastest
+           : more == 0 ? split.bound < result.choice->seconds
+                       : kApart * split.bound < result.choice->seconds;
   };
   for (const size_t i : by_bound(all)) {
     const Split& split = all[i];
-    std::string& verdict = result.considered[i].verdict;
+    Considered& one = result.considered[i];
+    one.least_seconds = split.bound;
     if (optimizer > options.budget) {
-      verdict = "the optimizer's step does not fit";
+      one.verdict = "the optimizer's step does not fit";
     } else if (std::isinf(split.bound)) {
-      verdict = "does not fit, whatever it keeps";
-    } else if (result.choice && std::tuple(split.bound, i) >= std::tuple(result.choice->seconds, chosen)) {
-      verdict = "slower, whatever it keeps";
+      one.verdict = "does not fit, whatever it keeps";
+    } else if (result.choice && !may_be_chosen(split)) {
+      one.verdict = split.bound >= result.choice->seconds
+                        ? "slower, whatever it keeps"
+                        : fmt::format("at most {:.1f} % faster, whatever it keeps",
+                                      100 * (result.choice->seconds / split.bound - 1));
     } else {
-      verdict = "does not fit";
-      choose_if_faster(solvers[i]->solve(options.budget - split.before), i);
+      one.verdict = "does not fit";
+      note(solvers[i]->solve(options.budget - split.before), i);
     }
   }
   if (!result.choice) {
@@ -154,8 +181,8 @@ Search search(const std::vector<Candidate>& candidates, const SearchOptions& opt
       }
       bound = std::min(bound, all[i].before + lower_bound_bytes(*all[i].candidate.simulator));
       if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // the search missed the plan
-        choose_if_faster(smallest, i);
-        choose_if_faster(solvers[i]->solve(options.budget - all[i].before), i);
+        note(smallest, i);
+        note(solvers[i]->solve(options.budget - all[i].before), i);
       }
     }
     if (result.choice || least < optimizer) {
@@ -177,6 +204,18 @@ std::string Search::explain() const {
                                  "plain peak", "plain step");
   for (const Considered& one : considered) {
     text += one.row(choice && choice->items == one.items ? "<- chosen" : "");
+  }
+  double others = std::numeric_limits<double>::infinity();
+  for (const Considered& one : considered) {
+    others = choice && one.items != choice->items ? std::min(others, one.least_seconds) : others;
+  }
+  if (const double ratio = choice ? others / choice->seconds : kApart; ratio < kApart) {
+    text += fmt::format(
+        "The choice is not sure: another micro-batch takes {:.2f} of the time, and measured times are within {:.0f} %. "
+        "Fewer micro-batches are preferred.\n",
+        ratio, 100 * (kApart - 1));
+  } else if (!std::isinf(others)) {
+    text += fmt::format("The choice is sure: other micro-batches take at least {:.2f} times as long.\n", ratio);
   }
   return text;
 }

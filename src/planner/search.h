@@ -17,6 +17,9 @@
 
 namespace snug::plan {
 
+/// Steps are not told apart by measured times if one takes at most so many times as long as the other.
+inline constexpr double kApart = 1.05;
+
 /// A size of micro-batches that the search may choose.
 struct Candidate {
   int64_t items = 0;                     ///< in every micro-batch; the last may have fewer
@@ -59,6 +62,7 @@ struct Considered {
   int64_t micro_batches = 1;
   int64_t plain_peak_bytes = 0;  ///< of everything, with nothing rebuilt
   double plain_seconds = 0;
+  double least_seconds = 0;  ///< of a plan that was found, or else a bound; infinite if nothing fits
   std::string verdict = {};
 
   /// A line for people, with `more` at the end.
@@ -73,12 +77,13 @@ struct Search {
   std::string least_is = {};                ///< if nothing fits: what is alive in smallest_feasible_bytes, in words
   std::vector<Considered> considered = {};  ///< in the order of their plain times
 
-  /// A text for people: a line for each candidate.
+  /// A text for people: a line for each candidate, and how sure the choice is.
   std::string explain() const;
 };
 
-/// The fastest step within the budget. Of equally fast candidates, the larger micro-batch is chosen. A candidate is not
-/// solved if bounds show that no plan fits, or that no plan that fits is faster than the choice.
+/// The fastest step within the budget. Of candidates that take at most kApart times as long, the candidate with the
+/// fewest micro-batches is chosen, because measured times do not tell such candidates apart. A candidate is not solved
+/// if bounds show that no plan fits, or that no plan that fits would be chosen.
 ///
 /// Throws ConfigError:
 ///

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <numeric>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -12,6 +13,12 @@ namespace {
 
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double seconds_of_this_thread() {
+  timespec time = {};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 std::atomic<HostClock> host_clock = &steady_seconds;
@@ -27,6 +34,7 @@ HostClock set_host_clock(HostClock clock) { return host_clock.exchange(clock); }
 OperatorClock::Mark OperatorClock::mark() {
   if (device_.is_cpu()) {
     host_.push_back(steady_seconds());
+    threads_.push_back({std::this_thread::get_id(), seconds_of_this_thread()});
     return host_.size() - 1;
   }
   host_.push_back(host_clock.load()());
@@ -42,7 +50,8 @@ std::vector<double> OperatorClock::finish(const std::vector<Span>& spans) {
   }
   std::vector<double> on_host, on_device;
   for (const auto& [from, to] : spans) {
-    on_host.push_back(host_[to] - host_[from]);
+    const bool is_of_one_thread = !threads_.empty() && threads_[from].thread == threads_[to].thread;
+    on_host.push_back(is_of_one_thread ? threads_[to].seconds - threads_[from].seconds : host_[to] - host_[from]);
     on_device.push_back(events_.empty() ? on_host.back()
                                         : std::max(0.0, events_[from].elapsedTime(events_[to]) * kMillisecond));
   }

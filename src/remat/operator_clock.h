@@ -1,9 +1,11 @@
 #pragma once
-// OperatorClock: the time that work takes on a device. A CPU is done when an operator returns. Other devices only queue
-// the work, so the time is measured between two events in the queue. If the device waits for the host, the host's time
-// counts.
+// OperatorClock: the time that work takes on a device. A CPU is done when an operator returns. The time is that of the
+// calling thread, so time in which the thread waits, or in which other processes have the processor, does not count.
+// Other devices only queue the work, so the time is measured between two events in the queue. If the device waits for
+// the host, the host's time counts.
 
 #include <cstddef>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -39,7 +41,13 @@ class OperatorClock {
 
  private:
   c10::Device device_;
+  struct OfThread {
+    std::thread::id thread;
+    double seconds;
+  };
+
   std::vector<double> host_;        // seconds
+  std::vector<OfThread> threads_;   // on a CPU: the thread of each mark, and the processor's time that the thread had
   std::vector<c10::Event> events_;  // of devices other than the CPU
 };
 

@@ -329,6 +329,13 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
   std::optional<FrugalSchedules> frugal;
   // Null: plain training.
   Schedule schedule = step.options.plan != nullptr ? detail::PlanContent::of(*step.options.plan).schedule() : nullptr;
+  if (schedule == nullptr && !step.options.may_fit_plainly) {
+    try {
+      frugal.emplace(step, device);
+      schedule = frugal->next(step);
+    } catch (const detail::CannotRebuild&) {  // plain training is the only method
+    }
+  }
   const auto is_enough = [&](size_t runs) {
     const size_t least = found && found->is_steady ? 1 : kLeastRuns;
     return runs >= std::max(step.options.runs, least) ||

@@ -27,6 +27,8 @@ struct ProfileOptions {
   /// A plan for the expected profile. Runs are under the plan, and rebuilt values are compared with the saved values.
   /// Null: runs are plain.
   const ActivationPlan* plan = nullptr;
+  /// false: plain training is known not to fit, and does not run first.
+  bool may_fit_plainly = true;
   /// A plain run, or a run under `plan`, that does not fit ends the call. false: frugal plans are tried.
   bool only_so = false;
   /// Enough runs. A step that kept other results than it let go of is run once more. Operators have the least time of

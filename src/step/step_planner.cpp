@@ -105,11 +105,12 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
 }
 
 // The faster plan of two: with the model in memory, and with the model in files. If neither fits, the exception is that
-// of the files.
+// of the files, unless only the trials in memory know a budget.
 StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
   std::optional<Known> in_memory, in_files;
+  std::optional<StepTrials> refused;
   if (stays_.model == Place::Memory) {
-    in_memory = try_with(step, Place::Memory);
+    in_memory = try_with(step, Place::Memory, &refused);
     if (in_memory && !is_worth_files(*in_memory, step)) {
       return *std::move(in_memory);
     }
@@ -117,6 +118,10 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
   try {
     in_files = try_with(step, Place::File);
   } catch (const std::exception& error) {
+    const auto* const no_plan = dynamic_cast<const BudgetExceeded*>(&error);
+    if (refused && no_plan != nullptr && no_plan->smallest_feasible().count() == 0) {
+      refused->refuse_if_known();
+    }
     const bool is_no_room = dynamic_cast<const ConfigError*>(&error) == nullptr &&  // on the disk or in the budget
                             dynamic_cast<const DistributedError*>(&error) == nullptr;
     if (!in_memory || !is_no_room) {
@@ -131,7 +136,9 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
 }
 
 // None: nothing fits, or not even the present tensors fit. Then the caller tries with the model in files.
-std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, Place model) {
+// `refused`: for the trials of which nothing fits.
+std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, Place model,
+                                                        std::optional<StepTrials>* refused) {
   Known known{.trials = StepTrials(step, limits_, model)};
   const bool is_last_way = model == Place::File || !step.counts.model_in_file.can_leave();
   if (!is_last_way && !known.trials.has_room()) {
@@ -150,6 +157,9 @@ std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, 
   }
   known.trials.run(step, choices_.find(step));
   if (!is_last_way && !known.trials.has_found()) {
+    if (refused != nullptr) {
+      *refused = std::move(known.trials);
+    }
     return std::nullopt;
   }
   choose(known, step);

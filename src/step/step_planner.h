@@ -91,7 +91,7 @@ class StepPlanner {
 
   Known plan_anew(const StepToPlan& step);
   void plan_again(Known& known, const StepToPlan& step);
-  std::optional<Known> try_with(const StepToPlan& step, Place model);
+  std::optional<Known> try_with(const StepToPlan& step, Place model, std::optional<StepTrials>* refused = nullptr);
   bool is_worth_files(const Known& in_memory, const StepToPlan& step) const;
   Known* find(const StepToPlan& step);
   Known* find_or_read(const StepToPlan& step);

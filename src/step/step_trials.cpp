@@ -14,8 +14,10 @@
 // and slices have few settings. So the search is a loop around the solver:
 //
 //   1. Profile the whole batch without any plan. If the batch fits, nothing else is done.
-//   2. Profile two small micro-batches (profile_step): an eighth and a sixteenth of the batch, at least 4 and 2 items.
-//      A line through both profiles predicts the profile of the batch, of its half, and so on (planner/extrapolate).
+//   2. Profile two small micro-batches (profile_step): an eighth and a sixteenth of the batch, at least 4 and 2 items,
+//      or 2 items and 1 item of a batch below 16. A line through both profiles predicts the profile of the batch, of
+//      its half, and so on (planner/extrapolate). The parts are run once more, with gradients beside them as a step in
+//      micro-batches has, unless the plan of the whole batch is nearly as fast as no plan.
 //   3. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
 //      (plan::search), with the optimizer's state in memory and with the state in a file. StepPlanner decides about
 //      weights and gradients in files.
@@ -29,12 +31,12 @@
 // A prediction is wrong if bytes do not lie on a line, as with all pairs of items, or if many items have other
 // operators. A wrong prediction costs a run, and never makes a wrong plan, because a run proves each plan. Small
 // micro-batches with different operators predict nothing. Then, and if no predicted plan runs, the batch, its half and
-// so on have profiles of their own (try_each). Batches below 16 items, carried state and slices are not predicted.
+// so on have profiles of their own (try_each). Batches below 8 items, carried state and slices are not predicted.
 //
 // An earlier run's choice is profiled first, and ends the search if the choice fits. Candidates end with the first
-// micro-batch that fits plainly, because a smaller one does the same work in more operators, or with the sixth if one
-// of the six fits. A batch stays whole if the model normalises by batch statistics, if the loss is a Loss::whole, or if
-// the caller carries state from step to step.
+// micro-batch whose plan takes at most plan::kApart times as long as no plan, because a smaller one does the same work
+// in more operators, or with the sixth if one of the six fits. A batch stays whole if the model normalises by batch
+// statistics, if the loss is a Loss::whole, or if the caller carries state from step to step.
 //
 // Nothing runs beyond the budget, not even to refuse the budget. The refusal names the smallest budget for which a plan
 // was found. If nothing ran, parts of the batch are profiled, and the profile of the smallest step is extrapolated.
@@ -66,8 +68,9 @@ namespace {
 // Slices are tried coarsely: each try is a step that may run out of memory, and more slices than needed cost little.
 constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
 constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller parts only if none of these fits
-constexpr int64_t kLeastToPredict = 16;    // items; fewer items cost as much as their predictions save
-constexpr int64_t kLessAfterFailure = 16;  // a plan that failed is followed by a plan in 15 of 16 parts of the bytes
+constexpr int64_t kLeastToPredict = 8;       // items; fewer items cost as much as their predictions save
+constexpr int64_t kLeastToPredictWell = 16;  // items that have parts of several items, and parts of these
+constexpr int64_t kLessAfterFailure = 16;    // a plan that failed is followed by a plan in 15 of 16 parts of the bytes
 
 // Statistics of a batch differ from the statistics of its parts. An operator that writes to memory from before the step
 // keeps running statistics.
@@ -179,7 +182,12 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
     SameLosses losses("Stepper", ", or set plan = false");
     const auto forward = losses.of([&] { return trial.loss(); });
     ProfiledStep found =
-        profile_step(forward, {.link = limits_->link, .plan = way.plan, .only_so = way.only_so, .runs = way.runs},
+        profile_step(forward,
+                     {.link = limits_->link,
+                      .plan = way.plan,
+                      .may_fit_plainly = way.may_fit_plainly,
+                      .only_so = way.only_so,
+                      .runs = way.runs},
                      trial.journal(), {.counts_kept = true, .persists = way.is_last_resort || is_least(step, items)});
     Tried tried{.profile = std::move(found.profile), .loaded_bytes = loaded, .slices = way.slices};
     if (found.follows_plan && is_proof(tried.profile, *way.plan, found.peak_bytes)) {
@@ -255,8 +263,12 @@ bool StepTrials::predict(const StepToPlan& step, int64_t most) {
 }
 
 bool StepTrials::predict_candidates(const StepToPlan& step, int64_t most) {
-  const int64_t large = std::max<int64_t>(most / 8, 4), small = large / 2;  // a single item often has other operators
-  const auto run_both = [&](StepTrials& trials) { return trials.try_one(step, small) && trials.try_one(step, large); };
+  int64_t small = 0, large = most < kLeastToPredictWell ? 2 : std::max<int64_t>(most / 8, 4);
+  // The first run is cold.
+  const auto run_both = [&](StepTrials& trials, size_t runs) {
+    return (trials.tried_.contains(small) || trials.try_one(step, small, {.runs = runs})) &&
+           trials.try_one(step, large, {.runs = 1});
+  };
   const auto is_known = [&](const StepTrials& from, int64_t items) {
     if (!tried_.contains(items)) {
       if (std::optional<Tried> one = from.predicted(small, large, items)) {
@@ -268,23 +280,30 @@ bool StepTrials::predict_candidates(const StepToPlan& step, int64_t most) {
   // The parts have gradients beside them as `most` items have, and are no micro-batches of the step.
   StepTrials parts = *this;
   parts.measured_for_ = most;
-  if (!run_both(parts)) {
-    return false;
+  parts.tried_.clear();
+  for (;; large *= 2) {
+    small = large / 2;
+    if (!run_both(parts, 2)) {
+      return false;
+    }
+    counts_ = parts.counts_;
+    pinned_by_ = parts.pinned_by_;
+    can_slice_ = parts.can_slice_;
+    if (is_known(parts, most)) {
+      break;
+    }
+    if (small > 1) {  // a single item often has other operators
+      return false;
+    }
   }
-  counts_ = parts.counts_;
-  pinned_by_ = parts.pinned_by_;
-  can_slice_ = parts.can_slice_;
-  if (!is_known(parts, most)) {
-    return false;
-  }
-  if (step.micro_batch > 0 || !pinned_by_.empty()) {
+  if (step.micro_batch > 0 || !pinned_by_.empty() || is_enough(most)) {
     return true;
   }
-  if (!run_both(*this)) {
+  if (!run_both(*this, 1)) {
     return false;
   }
   int64_t items = most;
-  for (int candidate = 1; candidate < kCandidates && items > 1 && !fits_plainly(items); ++candidate) {
+  for (int candidate = 1; candidate < kCandidates && items > 1 && !is_enough(items); ++candidate) {
     items /= 2;
     if (!is_known(*this, items)) {
       return false;
@@ -292,6 +311,13 @@ bool StepTrials::predict_candidates(const StepToPlan& step, int64_t most) {
   }
   std::erase_if(tried_, [&](const auto& entry) { return entry.first < items; });
   return true;
+}
+
+// Whether smaller micro-batches would not be chosen, because they take nearly as much time without a plan.
+bool StepTrials::is_enough(int64_t items) const {
+  const Found found = search(items);
+  return found.search.choice && found.placement.state == nearest_state() &&
+         found.search.choice->plan.seconds <= plan::kApart * found.search.choice->plan.plain_seconds;
 }
 
 // Runs the best micro-batch, until the best is not only predicted. False: nothing fits.
@@ -347,8 +373,8 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   if (step.micro_batch > 0) {
     const int64_t items = std::min(step.micro_batch, step.counts.batch);
     const int64_t slices = before != nullptr && before->items == items ? before->slices : 1;
-    if (slices > 1 || !fits_or_is_predicted(step, items)) {
-      try_one(step, items, {.slices = slices});
+    if (slices > 1 || (!fits_or_is_predicted(step, items) && !tried_.contains(items))) {
+      try_one(step, items, {.slices = slices, .may_fit_plainly = slices > 1 || items != does_not_fit_});
     }
     return items;
   }
@@ -365,17 +391,18 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
 }
 
 // Whether `most` items fit plainly, or a prediction has found a micro-batch that fits. Few items, and carried state,
-// are not predicted, and do not run here.
+// are not predicted.
 bool StepTrials::fits_or_is_predicted(const StepToPlan& step, int64_t most) {
-  return most >= kLeastToPredict && step.trial.pinned_by().empty() &&
-         (fits_plainly_at_once(step, most) || predict(step, most));
+  return fits_plainly_at_once(step, most) ||
+         (most >= kLeastToPredict && step.trial.pinned_by().empty() && predict(step, most));
 }
 
-// Runs the micro-batch without any plan. Most steps need no plan.
+// Runs the micro-batch once without any plan. Most steps need no plan.
 bool StepTrials::fits_plainly_at_once(const StepToPlan& step, int64_t items) {
   const std::string untried = untried_;
-  const bool has_run = try_one(step, items, {.only_so = true});
+  const bool has_run = try_one(step, items, {.only_so = true, .runs = 1});
   untried_ = untried;
+  does_not_fit_ = has_run ? 0 : items;
   return has_run && fits_plainly(items);
 }
 
@@ -383,11 +410,11 @@ bool StepTrials::fits_plainly_at_once(const StepToPlan& step, int64_t items) {
 int64_t StepTrials::try_each(const StepToPlan& step) {
   int64_t tries = 0;
   for (int64_t items = step.counts.batch; items >= 1; items /= 2) {
-    const bool has_run = tried_.contains(items) || try_one(step, items);
+    const bool has_run = tried_.contains(items) || try_one(step, items, {.may_fit_plainly = items != does_not_fit_});
     if (!pinned_by_.empty()) {
       return try_whole(step);
     }
-    if ((has_run && fits_plainly(items)) || (++tries >= kCandidates && has_found())) {
+    if ((has_run && is_enough(items)) || (++tries >= kCandidates && has_found())) {
       return items;
     }
   }
@@ -402,7 +429,7 @@ int64_t StepTrials::try_each(const StepToPlan& step) {
 int64_t StepTrials::try_whole(const StepToPlan& step) {
   std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.counts.batch; });
   if (tried_.empty()) {
-    try_one(step, step.counts.batch);
+    try_one(step, step.counts.batch, {.may_fit_plainly = step.counts.batch != does_not_fit_});
   }
   return step.counts.batch;
 }
@@ -451,7 +478,7 @@ StepTrials::Found StepTrials::search(int64_t only) const {
 // Whether nothing has to be rebuilt or offloaded, with the state in memory if the state may be there.
 bool StepTrials::fits_plainly(int64_t items) const {
   const plan::Simulator& simulator = tried_.at(items).search().simulator;
-  const Placement placement = with_state(state_must_be_in_file_ ? farthest_state() : Place::Memory);
+  const Placement placement = with_state(nearest_state());
   const int64_t peak = simulator.run(plan::keep_all(simulator.profile())).peak_bytes;
   return std::max(bytes_beside(items, placement) + peak, counts_.memory(placement).in_update()) <=
          limits_->budget - counts_.left_free;
@@ -509,8 +536,14 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
       const int64_t left_free = std::exchange(counts_.left_free, 0);
       plan::Search least = tried_.empty() ? smallest_budget(step) : std::move(found.search);
       least.smallest_feasible_bytes += least.smallest_feasible_bytes > 0 ? left_free : 0;
-      refuse(least);
+      refuse(least, has_failed);
     }
+  }
+}
+
+void StepTrials::refuse_if_known() const {
+  if (const plan::Search found = search(0).search; found.smallest_feasible_bytes > limits_->budget) {
+    refuse(found, /*has_failed=*/false);
   }
 }
 
@@ -623,8 +656,8 @@ plan::Search StepTrials::smallest_budget(const StepToPlan& step) const {
 }
 
 // Without a choice. A bound of 0 is unknown. A smallest budget within the budget is not named, because the step ran out
-// of memory in as little.
-void StepTrials::refuse(const plan::Search& found) const {
+// of memory in as little. `has_failed`: plans within the budget were found, and failed when they were run.
+void StepTrials::refuse(const plan::Search& found, bool has_failed) const {
   const int64_t smallest = found.smallest_feasible_bytes > limits_->budget ? found.smallest_feasible_bytes : 0;
   const int64_t bound = found.lower_bound_bytes;
   std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within the memory budget {}",
@@ -644,9 +677,12 @@ void StepTrials::refuse(const plan::Search& found) const {
     text += least > limits_->budget
                 ? fmt::format("; weights, gradients, the optimizer's state and what an update takes are {} ({} bytes)",
                               Bytes(least).str(), least)
-                : std::string(
-                      "; the least of it that can be run needs more, and how much is not known, since nothing "
-                      "was run beyond it");
+            : has_failed ? std::string(
+                               "; plans within it were found, and did not compute the same again, or took more memory "
+                               "than predicted, when they were run")
+                         : std::string(
+                               "; the least of it that can be run needs more, and how much is not known, since nothing "
+                               "was run beyond it");
   }
   throw BudgetExceeded(text, Bytes(smallest));
 }

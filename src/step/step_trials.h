@@ -75,6 +75,8 @@ class StepTrials {
   /// The fastest plan that fits. After a step ran out of memory, micro-batches of `same` items come first, because the
   /// bits are then the same. Throws BudgetExceeded, with the smallest budget found, if nothing fits.
   StepPlan choose(const StepToPlan& step, const Choice* before, int64_t same);
+  /// For trials of which nothing fits: throws BudgetExceeded if they know the smallest budget that would do.
+  void refuse_if_known() const;
 
  private:
   // The result of a search under a placement.
@@ -103,7 +105,7 @@ class StepTrials {
 
     Searches& search() const {
       // A prediction is compared with other predictions. The plan of the best is searched again, with more work.
-      const plan::SolverOptions options = is_predicted ? plan::SolverOptions{.work = 1'000'000} : plan::SolverOptions();
+      const plan::SolverOptions options = is_predicted ? plan::SolverOptions{.work = 300'000} : plan::SolverOptions();
       searches = searches ? searches : std::make_shared<Searches>(profile, options);
       return *searches;
     }
@@ -114,6 +116,7 @@ class StepTrials {
     int64_t slices = 1;
     bool is_last_resort = false;
     const ActivationPlan* plan = nullptr;  // null: runs are plain
+    bool may_fit_plainly = true;           // false: only runs under frugal plans are tried
     bool only_so = false;                  // if a run does not fit, nothing else is tried
     size_t runs = 2;
   };
@@ -126,6 +129,7 @@ class StepTrials {
   std::optional<Tried> predicted(int64_t small, int64_t large, int64_t items) const;
   bool predict(const StepToPlan& step, int64_t most);
   bool predict_candidates(const StepToPlan& step, int64_t most);
+  bool is_enough(int64_t items) const;
   bool run_the_best(const StepToPlan& step);
   void run_predicted(const StepToPlan& step, const plan::Solution& quick, int64_t items);
   int64_t try_all(const StepToPlan& step, const Choice* before);
@@ -139,7 +143,7 @@ class StepTrials {
   std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
   std::string told_of_state(const Found& found) const;
   plan::Search smallest_budget(const StepToPlan& step) const;
-  [[noreturn]] void refuse(const plan::Search& found) const;
+  [[noreturn]] void refuse(const plan::Search& found, bool has_failed) const;
 
   // State that was idle, and has come because another step gave it a gradient, is alive now.
   int64_t fixed_bytes_of(const StepToPlan& step) const {
@@ -167,6 +171,7 @@ class StepTrials {
   // The bytes for the activations of a micro-batch.
   int64_t room(int64_t items) const { return limits_->budget - counts_.left_free - bytes_beside(items, placement_); }
   Placement with_state(Place state) const { return {.state = state, .model = placement_.model}; }
+  Place nearest_state() const { return state_must_be_in_file_ ? farthest_state() : Place::Memory; }
   Place farthest_state() const { return counts_.state_in_file.can_leave() ? Place::File : Place::Memory; }
   double state_seconds(Placement placement) const {
     const int64_t moved = placement.state == Place::File ? counts_.state_in_file.moved : 0;
@@ -189,6 +194,7 @@ class StepTrials {
   std::string untried_;             // the micro-batches that did not run, for people
   std::string predictions_;         // the micro-batches that were only predicted, for people
   bool can_slice_ = false;          // the model asked for the number of slices
+  int64_t does_not_fit_ = 0;        // items that ran out of memory without a plan; 0: none
   int64_t measured_for_ = 0;        // items of a micro-batch that cannot run, while its parts are tried; otherwise 0
 };
 

@@ -60,6 +60,22 @@ TEST(Solver, IsWithinThreePercentOfTheBestPlanForSmallGraphs) {
   EXPECT_GT(compared, 40);
 }
 
+TEST(Solver, AnswersWithAnAcceptedPlanUntilAFasterOneIsFoundForAnotherBudget) {
+  const Simulator simulator(gpt_profile(4));
+  const int64_t budget = percent(plain_peak(simulator), 60), less = percent(plain_peak(simulator), 55);
+  const Solution frugal = Solver(simulator).smallest();
+  ASSERT_LE(frugal.peak_bytes, less);
+  Solver solver(simulator);
+  solver.accept(frugal.stays, budget);
+  const Answer accepted = solver.solve(budget);
+  ASSERT_NE(plan_of(accepted), nullptr);
+  EXPECT_EQ(plan_of(accepted)->stays, frugal.stays);
+  EXPECT_EQ(solver.simulations(), 1);
+  const Answer other = solver.solve(less), again = solver.solve(budget);
+  ASSERT_LT(plan_of(other)->seconds, frugal.seconds);
+  EXPECT_LE(plan_of(again)->seconds, plan_of(other)->seconds);
+}
+
 OffloadLink link_of(double bytes_per_second, double seconds = 1e-4) {
   return {.out_bytes_per_second = bytes_per_second, .back_bytes_per_second = 2 * bytes_per_second, .seconds = seconds};
 }
