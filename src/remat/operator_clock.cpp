@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <sys/resource.h>
 
 namespace snug::detail {
 namespace {
@@ -34,7 +35,9 @@ HostClock set_host_clock(HostClock clock) { return host_clock.exchange(clock); }
 OperatorClock::Mark OperatorClock::mark() {
   if (device_.is_cpu()) {
     host_.push_back(steady_seconds());
-    threads_.push_back({std::this_thread::get_id(), seconds_of_this_thread()});
+    rusage usage = {};
+    ::getrusage(RUSAGE_THREAD, &usage);
+    threads_.push_back({std::this_thread::get_id(), usage.ru_nvcsw, seconds_of_this_thread()});
     return host_.size() - 1;
   }
   host_.push_back(host_clock.load()());
@@ -50,8 +53,9 @@ std::vector<double> OperatorClock::finish(const std::vector<Span>& spans) {
   }
   std::vector<double> on_host, on_device;
   for (const auto& [from, to] : spans) {
-    const bool is_of_one_thread = !threads_.empty() && threads_[from].thread == threads_[to].thread;
-    on_host.push_back(is_of_one_thread ? threads_[to].seconds - threads_[from].seconds : host_[to] - host_[from]);
+    const bool only_computes =
+        !threads_.empty() && threads_[from].id == threads_[to].id && threads_[from].waits == threads_[to].waits;
+    on_host.push_back(only_computes ? threads_[to].seconds - threads_[from].seconds : host_[to] - host_[from]);
     on_device.push_back(events_.empty() ? on_host.back()
                                         : std::max(0.0, events_[from].elapsedTime(events_[to]) * kMillisecond));
   }

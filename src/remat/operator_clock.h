@@ -1,8 +1,8 @@
 #pragma once
-// OperatorClock: the time that work takes on a device. A CPU is done when an operator returns. The time is that of the
-// calling thread, so time in which the thread waits, or in which other processes have the processor, does not count.
-// Other devices only queue the work, so the time is measured between two events in the queue. If the device waits for
-// the host, the host's time counts.
+// OperatorClock: the time that work takes on a device. A CPU is done when an operator returns. If the calling thread
+// only computes, the thread's processor time counts, so time in which other processes have the processor does not. If
+// the thread waits, for a file or for other threads, the time of the wall counts. Other devices only queue the work, so
+// the time is measured between two events in the queue. If the device waits for the host, the host's time counts.
 
 #include <cstddef>
 #include <thread>
@@ -41,13 +41,14 @@ class OperatorClock {
 
  private:
   c10::Device device_;
-  struct OfThread {
-    std::thread::id thread;
-    double seconds;
+  struct Thread {
+    std::thread::id id;
+    long waits;      // how often the thread has given the processor up by itself
+    double seconds;  // of the processor, that the thread has had
   };
 
   std::vector<double> host_;        // seconds
-  std::vector<OfThread> threads_;   // on a CPU: the thread of each mark, and the processor's time that the thread had
+  std::vector<Thread> threads_;     // on a CPU: the thread at each mark
   std::vector<c10::Event> events_;  // of devices other than the CPU
 };
 

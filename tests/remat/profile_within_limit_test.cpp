@@ -1,6 +1,8 @@
 // What a backward pass takes itself is known once it has run, or has failed: a step that fits only where that is known
 // is profiled within a limit all the same.
 
+#include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "snug/sgd.h"
 #include "snug/stepper.h"
 #include "src/remat/activation_plan.h"
+#include "src/remat/operator_clock.h"
 #include "src/remat/profile_step.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
@@ -110,6 +113,16 @@ TEST(ProfileStep, LetsAStepBeMadeThatFitsByWhatAFailedBackwardPassHasTold) {
     return clones_of(model->parameters());
   };
   EXPECT_TRUE(same_bits(train(true), train(false)));
+}
+
+// As an operator that reads its operands from a file. Such time must not look as if the operator cost nothing.
+TEST(OperatorClock, CountsTheTimeInWhichAThreadWaits) {
+  constexpr std::chrono::milliseconds kWait(20);
+  detail::OperatorClock clock(c10::kCPU);
+  const auto from = clock.mark();
+  std::this_thread::sleep_for(kWait);
+  const auto to = clock.mark();
+  EXPECT_GE(clock.finish({{from, to}}).front(), std::chrono::duration<double>(kWait).count());
 }
 
 }  // namespace
