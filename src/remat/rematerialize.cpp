@@ -217,14 +217,17 @@ ActivationPlan detail::plan_activations(plan::Profile profile, const std::functi
     if (k == kVerifications && refusal) {
       std::rethrow_exception(refusal);
     }
+    if (k == kVerifications && trial.different.empty()) {
+      throw BudgetExceeded(
+          fmt::format("plan_activations: under plan after plan memory rises higher than predicted, to {} ({} bytes) "
+                      "instead of {} at last; it cannot be planned within {}",
+                      Bytes(trial.peak_bytes).str(), trial.peak_bytes, plan.predicted_peak_bytes, budget.str()),
+          Bytes(0));
+    }
     if (k == kVerifications) {
-      throw Error(trial.different.empty()
-                      ? fmt::format("plan_activations: under plan after plan memory rises higher than predicted, to {} "
-                                    "({} bytes) instead of {} at last; it cannot be planned within {}",
-                                    Bytes(trial.peak_bytes).str(), trial.peak_bytes, plan.predicted_peak_bytes,
-                                    budget.str())
-                      : "plan_activations: the model computes other values each time that an operator runs again; it "
-                        "cannot be rematerialized");
+      throw Error(
+          "plan_activations: the model computes other values each time that an operator runs again; it cannot be "
+          "rematerialized");
     }
     for (const int storage : trial.different) {
       profile.storages[static_cast<size_t>(storage)].kind = plan::StorageKind::Pinned;

@@ -7,6 +7,10 @@
 // is wasted. A new plan replaces the plans that the new plan covers. A plan that cuts the batch serves more items too;
 // a plan that does not cut the batch has no room for the gradients that several micro-batches keep.
 //
+// Where sizes vary from batch to batch, each new size would make a plan. So once kPlansOfLikeSteps plans exist for
+// steps that differ in sizes alone, a step takes the closest plan, larger or smaller, if the step fits when the plan's
+// activations grow as the elements of the batch do. A plan for the largest step so far leaves room for larger steps.
+//
 // A plan comes from the first of these sources:
 //
 //   1. an earlier step of this program
@@ -55,7 +59,66 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
       found = &known;
     }
   }
-  return found;
+  return found != nullptr ? found : find_alike(step);
+}
+
+// A plan that was made for other sizes. A plan that keeps everything wastes nothing on a smaller step. Any other plan
+// serves once enough plans exist.
+StepPlanner::Known* StepPlanner::find_alike(const StepToPlan& step) {
+  const auto growth_of = [&](const Known& known) -> std::optional<double> {
+    const bool is_for_this_place = stays_.model == Place::Memory || known.plan.placement.model == Place::File;
+    return is_for_this_place && known.state != PlanState::Read ? growth_since(known, step) : std::nullopt;
+  };
+  const auto serves = [&](const Known& known) {
+    const std::optional<double> growth = growth_of(known);
+    const double more = (growth.value_or(0) - 1) * static_cast<double>(known.plan.choice.plan->peak_bytes);
+    return growth && static_cast<double>(known.plan.choice.peak_bytes + known.trials.more_than_before(step)) +
+                             std::max(0.0, more) <=
+                         static_cast<double>(limits_.budget - known.trials.counts().left_free);
+  };
+  int made = 0;
+  for (Known& known : known_) {
+    const bool keeps_everything = !known.plan.activations && known.plan.choice.micro_batches == 1;
+    if (keeps_everything && growth_of(known).value_or(2) <= 1 && serves(known)) {
+      return &known;
+    }
+    made += growth_of(known) ? 1 + known.replaced : 0;
+  }
+  Known* found = made < kPlansOfLikeSteps ? nullptr : closest(known_, growth_of);
+  return found != nullptr && serves(*found) ? found : nullptr;
+}
+
+std::optional<double> StepPlanner::growth_since(const Known& known, const StepToPlan& step) {
+  const StepChoice& choice = known.plan.choice;
+  return growth(known.trials.kind(), choice.items, choice.micro_batches > 1, step);
+}
+
+// For a plan of the largest step so far, of steps that vary in size. Later steps may be larger still, so the plan
+// leaves half of the difference to the smallest step free, for these steps.
+void StepPlanner::leave_room(Known& known, const StepToPlan& step) {
+  double largest = 1;
+  for (const Known& other : known_) {
+    const double growth = growth_since(other, step).value_or(1);
+    if (growth < 1) {
+      return;
+    }
+    largest = std::max(largest, growth);
+  }
+  const auto room =
+      static_cast<int64_t>((1 - 1 / largest) / 2 * static_cast<double>(known.plan.choice.plan->peak_bytes));
+  if (room == 0 || known.plan.choice.peak_bytes + room <= limits_.budget - known.trials.counts().left_free) {
+    return;
+  }
+  Known roomy = known;
+  try {
+    step.trial.put(outside_in_either(stays_, roomy.trials.while_trying()));
+    const int64_t left_free = roomy.trials.leave_free(roomy.trials.counts().left_free + room);
+    choose(roomy, step);
+    roomy.trials.leave_free(left_free);
+    known = std::move(roomy);
+  } catch (const BudgetExceeded&) {
+    remember(known);  // without room
+  }
 }
 
 const StepPlan* StepPlanner::plan(const StepToPlan& step) {
@@ -66,9 +129,10 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   }
   if (known == nullptr) {
     Known made = plan_anew(step);
-    known_.remove_if([&](const Known& old) {
+    leave_room(made, step);
+    made.replaced = static_cast<int>(known_.remove_if([&](const Known& old) {
       return old.trials.counts().batch <= step.counts.batch && covers(step.kind, old.trials.kind());
-    });
+    }));
     known = &known_.emplace_back(std::move(made));
   } else if (is_outdated(*known, step) && !step.is_within_window) {
     plan_again(*known, step);

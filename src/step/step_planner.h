@@ -78,6 +78,7 @@ class StepPlanner {
     StepPlan plan = {};
     PlanState state = PlanState::Tried;
     bool is_stale = false;                        // to be chosen again, from the same trials
+    int replaced = 0;                             // plans that this plan replaced
     int64_t shared_batch = 0;                     // the largest batch that this choice was remembered for
     std::optional<ActivationPlan> recorded = {};  // see SavedPlan; only with a folder
   };
@@ -94,6 +95,9 @@ class StepPlanner {
   std::optional<Known> try_with(const StepToPlan& step, Place model, std::optional<StepTrials>* refused = nullptr);
   bool is_worth_files(const Known& in_memory, const StepToPlan& step) const;
   Known* find(const StepToPlan& step);
+  Known* find_alike(const StepToPlan& step);
+  static std::optional<double> growth_since(const Known& known, const StepToPlan& step);
+  void leave_room(Known& known, const StepToPlan& step);
   Known* find_or_read(const StepToPlan& step);
   void read(const StepToPlan& step);
   bool holds(const Known& read, const StepToPlan& step) const;

@@ -48,6 +48,25 @@ StepMemory StepCounts::memory(Placement placement) const {
   return memory;
 }
 
+std::optional<double> growth(const StepKind& planned, int64_t items, bool is_cut, const StepToPlan& step) {
+  const auto &from = planned.shape.tensors, &to = step.kind.shape.tensors;
+  const int64_t batch = step.counts.batch;
+  const int64_t at_once = std::min(batch, step.micro_batch > 0 ? step.micro_batch : is_cut ? items : batch);
+  if (planned.modes != step.kind.modes || planned.trained != step.kind.trained || from.size() != to.size() ||
+      (!is_cut && at_once < batch)) {
+    return std::nullopt;
+  }
+  double largest = 0;
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (from[i].first != to[i].first || from[i].second.size() != to[i].second.size()) {
+      return std::nullopt;
+    }
+    const auto was = static_cast<double>(std::max<int64_t>(1, c10::multiply_integers(from[i].second) * items));
+    largest = std::max(largest, static_cast<double>(c10::multiply_integers(to[i].second) * at_once) / was);
+  }
+  return largest;
+}
+
 bool covers(const StepKind& large, const StepKind& small) {
   const auto is_no_smaller = [](const auto& a, const auto& b) {
     return a.first == b.first &&

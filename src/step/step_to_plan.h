@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -118,6 +119,30 @@ struct StepToPlan {
 /// Whether a plan for steps of kind `large` serves steps of kind `small`: no side of a tensor is longer, and at most a
 /// fifth is wasted.
 bool covers(const StepKind& large, const StepKind& small);
+
+/// How many times as large as the `items` of a planned micro-batch the items are that `step` runs at once under the
+/// plan. The answer is the largest ratio of the elements of a tensor. `is_cut`: the plan has several micro-batches.
+/// Empty: the steps differ in more than sizes.
+std::optional<double> growth(const StepKind& planned, int64_t items, bool is_cut, const StepToPlan& step);
+
+/// So many plans are made for steps that differ in sizes alone. Later steps take one of the plans.
+inline constexpr int kPlansOfLikeSteps = 2;
+
+/// The entry of `all` whose step is the smallest that is no smaller than another step, or else the largest; null: no
+/// entry. `growth_of` tells how many times as large the other step is; empty: the entry is for another kind of step.
+template <typename All, typename GrowthOf>
+auto closest(All& all, const GrowthOf& growth_of) {
+  decltype(&*all.begin()) found = nullptr;
+  double least = 0;
+  for (auto& one : all) {
+    const std::optional<double> growth = growth_of(one);
+    if (growth && (found == nullptr || (*growth <= 1 ? *growth > least || least > 1 : *growth < least))) {
+      found = &one;
+      least = *growth;
+    }
+  }
+  return found;
+}
 
 /// In a file: each part that `a` or `b` has in a file.
 inline Placement outside_in_either(Placement a, Placement b) {

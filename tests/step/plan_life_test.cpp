@@ -3,6 +3,8 @@
 
 #include "src/step/plan_life.h"
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -92,6 +94,51 @@ TEST(PlanLife, OfStepsThatGrowGoesOnAnew) {
     ASSERT_EQ(steps_made(by_rows, /*small_first=*/false), 4);
     EXPECT_EQ(steps_made(by_rows, /*small_first=*/true), 4);
   }
+}
+
+// `sizes_of` gives the sizes of the batch of a step.
+void expect_few_plans(const std::function<std::vector<int64_t>(int step)>& sizes_of) {
+  const auto make_model = [] {
+    torch::manual_seed(1);
+    return std::make_shared<Deep>();
+  };
+  const auto batch_of = [&](int step) {
+    torch::manual_seed(static_cast<uint64_t>(step));
+    std::vector<int64_t> sizes = sizes_of(step);
+    sizes.push_back(64);
+    return Batch{torch::randn(sizes)};
+  };
+  const auto plain = make_model(), planned = make_model();
+  SGD plain_optimizer(plain->parameters(), {.lr = 0.01}), optimizer(planned->parameters(), {.lr = 0.01});
+  const int64_t budget = live() + (1150 << 10);
+  Stepper unlimited(*plain, plain_optimizer);
+  Stepper stepper(*planned, optimizer, {.budget = {.memory = Bytes(budget)}});
+  int calls = 0, calls_later = 0;
+  constexpr int kSteps = 40, kFirst = 10;
+  for (int step = 0; step < kSteps; ++step) {
+    unlimited.step(batch_of(step), [&](const Batch& b) { return Loss::whole(plain->forward(b[0]).square().mean()); });
+    plain->zero_grad();
+    calls = 0;
+    const StepResult result = stepper.step(batch_of(step), [&](const Batch& b) {
+      ++calls;
+      return Loss::whole(planned->forward(b[0]).square().mean());
+    });
+    planned->zero_grad();
+    EXPECT_LE(result.peak_bytes, budget);
+    calls_later += step < kFirst ? 0 : calls;
+  }
+  EXPECT_TRUE(stepper.plan()->activations.has_value()) << "the budget is too large for this test";
+  EXPECT_EQ(calls_later, kSteps - kFirst) << "no step is planned or repeated";
+  for (size_t i = 0; i < plain->parameters().size(); ++i) {
+    EXPECT_TRUE(torch::equal(plain->parameters()[i], planned->parameters()[i])) << i;
+  }
+}
+
+TEST(PlanLife, OfBatchesOfManySizesIsThatOfFewPlans) {
+  const auto length = [](int step) { return int64_t{300 + step * 137 % 200}; };
+  expect_few_plans([&](int step) { return std::vector<int64_t>{1, length(step)}; });
+  expect_few_plans([&](int step) { return std::vector<int64_t>{length(step)}; });
+  expect_few_plans([&](int step) { return std::vector<int64_t>{1, 14 + step * 5 % 8, 14 + step * 3 % 8}; });
 }
 
 int windows_made(const std::vector<int64_t>& sizes) {
