@@ -106,13 +106,14 @@ class ActivationPlan {
 ///
 /// Throws
 /// - BudgetExceeded if no plan was found. The exception's smallest_feasible() names a budget that is enough. The named
-///   budget was tried in the same way, unless a MemoryLimit forbids the trial, or plan after plan comes out otherwise;
+///   budget was tried in the same way, unless a MemoryLimit forbids the trial, or plan after plan comes out otherwise.
+///   If memory rises above the prediction of plan after plan, the exception names no budget;
 /// - ConfigError if the step cannot be recorded, as with StepInBackward, which would update parameters;
 /// - ConfigError if only the first forward pass initialises a parameter, from the batch or as lazy modules do (call the
 ///   model once before);
 /// - ConfigError if the calls give different losses, as with a callable that keeps its own state;
 /// - c10::OutOfMemoryError if not even the most frugal attempt fits into a MemoryLimit;
-/// - Error if plan after plan does not come out as predicted;
+/// - Error if operators that run again compute other values under plan after plan;
 /// - any exception of the callable.
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 OffloadLink link = {});

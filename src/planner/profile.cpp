@@ -65,6 +65,11 @@ class Checker {
         held_[s] = true;
       }
     }
+    for (const BackwardStep& step : profile_.backward) {
+      require(step.gradient_bytes >= 0, "backward step {} leaves {} bytes of gradients", step.name,
+              step.gradient_bytes);
+      add_to_all(step.gradient_bytes);
+    }
   }
 
   void run() {
@@ -266,8 +271,9 @@ Profile Profile::from_json(std::string_view text) {
                                    op.value("reads_batch_statistics", false)});
     }
     for (const Json& step : json.at("backward")) {
-      profile.backward.push_back({step.at("name").get<std::string>(), step.at("seconds").get<double>(),
-                                  step.value("gradient_bytes", int64_t{0})});
+      profile.backward.push_back(
+          {step.at("name").get<std::string>(), step.at("seconds").get<double>(),
+           step.contains("gradient_bytes") ? detail::whole_number<int64_t>(step.at("gradient_bytes")) : 0});
     }
     for (const Json& event : json.at("events")) {
       profile.events.push_back({read_enum<EventKind>(kEventNames, event.at(0)), detail::whole_number<int>(event.at(1)),

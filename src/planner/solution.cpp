@@ -105,7 +105,7 @@ std::string table(const Shares& rows, int limit) {
 // The kinds that are alive at the peak, in words, the largest first.
 std::vector<std::pair<int64_t, std::string>> kinds_of(const AtPeak& peak) {
   const std::array<std::string, AtPeak::kKinds> names = {
-      "operands, results and workspace of " + (peak.runs.empty() ? "no operator" : peak.runs),
+      peak.runs.empty() ? "in use" : "operands, results and workspace of " + peak.runs,
       "computed again, for a later operator",
       "kept for backward",
       "held by the program, for a later operator",

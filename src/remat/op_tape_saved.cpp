@@ -85,12 +85,12 @@ std::any OpTape::pack(const at::Tensor& tensor) {
   ++storage.slots;
   state_->listener->on_pack(slot->storage);
   storages_->settle(slot->storage);
-  const bool stays = storages_->should_hold(slot->storage);  // and so is never rebuilt
-  if (stays) {
+  if (storages_->should_hold(slot->storage)) {
     mark_as_saved(tensor);
   }
   const int producer = storage.producers.front();
-  if (state_->verifies && !stays && !(producer >= 0 && is_workspace(replays_.at(producer).op, tensor))) {
+  const bool is_rebuilt = !storages_->is_kept(slot->storage);
+  if (state_->verifies && is_rebuilt && !(producer >= 0 && is_workspace(replays_.at(producer).op, tensor))) {
     slot->values = hash_of(tensor);
     slot->version = storages_->at(slot->storage).last_version();
     packed_.push_back(slot);

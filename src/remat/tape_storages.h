@@ -113,6 +113,7 @@ class TapeStorages : public std::enable_shared_from_this<TapeStorages> {
 
   // Owners.
   bool should_hold(int storage) const;
+  bool is_kept(int storage) const;
   bool goes_away(int storage) const;
   bool has_value(plan::Value value) const;
   void settle(int storage);
@@ -154,7 +155,6 @@ class TapeStorages : public std::enable_shared_from_this<TapeStorages> {
   static bool is_from_allocator(const c10::DataPtr& memory);
   static bool is_lent(const at::Tensor& tensor);
   void dropped(int storage, c10::DataPtr data);
-  bool is_kept(int storage) const;
   void note_place(int storage, const c10::Storage& memory);
   c10::Storage load(int storage);
   void put_away(int storage);

@@ -76,15 +76,15 @@ StepPlanner::Known* StepPlanner::find_alike(const StepToPlan& step) {
                              std::max(0.0, more) <=
                          static_cast<double>(limits_.budget - known.trials.counts().left_free);
   };
-  int made = 0;
+  int alike = 0;
   for (Known& known : known_) {
     const bool keeps_everything = !known.plan.activations && known.plan.choice.micro_batches == 1;
     if (keeps_everything && growth_of(known).value_or(2) <= 1 && serves(known)) {
       return &known;
     }
-    made += growth_of(known) ? 1 + known.replaced : 0;
+    alike += growth_of(known) ? 1 : 0;
   }
-  Known* found = made < kPlansOfLikeSteps ? nullptr : closest(known_, growth_of);
+  Known* found = alike < kPlansOfLikeSteps ? nullptr : closest(known_, growth_of);
   return found != nullptr && serves(*found) ? found : nullptr;
 }
 
@@ -112,11 +112,14 @@ void StepPlanner::leave_room(Known& known, const StepToPlan& step) {
   Known roomy = known;
   try {
     step.trial.put(outside_in_either(stays_, roomy.trials.while_trying()));
-    const int64_t left_free = roomy.trials.leave_free(roomy.trials.counts().left_free + room);
+    roomy.trials.leave_free(roomy.trials.counts().left_free + room);
     choose(roomy, step);
-    roomy.trials.leave_free(left_free);
+    roomy.trials.leave_free(roomy.trials.counts().left_free - room);
     known = std::move(roomy);
-  } catch (const BudgetExceeded&) {
+  } catch (const std::exception& error) {
+    if (dynamic_cast<const BudgetExceeded*>(&error) == nullptr && !is_out_of_memory(error)) {
+      throw;
+    }
     remember(known);  // without room
   }
 }
@@ -130,9 +133,9 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   if (known == nullptr) {
     Known made = plan_anew(step);
     leave_room(made, step);
-    made.replaced = static_cast<int>(known_.remove_if([&](const Known& old) {
+    known_.remove_if([&](const Known& old) {
       return old.trials.counts().batch <= step.counts.batch && covers(step.kind, old.trials.kind());
-    }));
+    });
     known = &known_.emplace_back(std::move(made));
   } else if (is_outdated(*known, step) && !step.is_within_window) {
     plan_again(*known, step);
@@ -192,7 +195,7 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
       throw;
     }
   }
-  if (!in_memory || (in_files && in_files->plan.choice.seconds < in_memory->plan.choice.seconds)) {
+  if (!in_memory || (in_files && plan::kApart * in_files->plan.choice.seconds < in_memory->plan.choice.seconds)) {
     return *std::move(in_files);
   }
   remember(*in_memory);

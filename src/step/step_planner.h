@@ -78,7 +78,6 @@ class StepPlanner {
     StepPlan plan = {};
     PlanState state = PlanState::Tried;
     bool is_stale = false;                        // to be chosen again, from the same trials
-    int replaced = 0;                             // plans that this plan replaced
     int64_t shared_batch = 0;                     // the largest batch that this choice was remembered for
     std::optional<ActivationPlan> recorded = {};  // see SavedPlan; only with a folder
   };

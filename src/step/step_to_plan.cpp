@@ -53,7 +53,7 @@ std::optional<double> growth(const StepKind& planned, int64_t items, bool is_cut
   const int64_t batch = step.counts.batch;
   const int64_t at_once = std::min(batch, step.micro_batch > 0 ? step.micro_batch : is_cut ? items : batch);
   if (planned.modes != step.kind.modes || planned.trained != step.kind.trained || from.size() != to.size() ||
-      (!is_cut && at_once < batch)) {
+      (!is_cut && (at_once < batch || batch > items))) {
     return std::nullopt;
   }
   double largest = 0;
@@ -61,8 +61,10 @@ std::optional<double> growth(const StepKind& planned, int64_t items, bool is_cut
     if (from[i].first != to[i].first || from[i].second.size() != to[i].second.size()) {
       return std::nullopt;
     }
-    const auto was = static_cast<double>(std::max<int64_t>(1, c10::multiply_integers(from[i].second) * items));
-    largest = std::max(largest, static_cast<double>(c10::multiply_integers(to[i].second) * at_once) / was);
+    const auto elements = [](const std::vector<int64_t>& sizes, int64_t count) {
+      return static_cast<double>(c10::multiply_integers(sizes)) * static_cast<double>(count);
+    };
+    largest = std::max(largest, elements(to[i].second, at_once) / std::max(1.0, elements(from[i].second, items)));
   }
   return largest;
 }

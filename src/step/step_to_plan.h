@@ -122,7 +122,7 @@ bool covers(const StepKind& large, const StepKind& small);
 
 /// How many times as large as the `items` of a planned micro-batch the items are that `step` runs at once under the
 /// plan. The answer is the largest ratio of the elements of a tensor. `is_cut`: the plan has several micro-batches.
-/// Empty: the steps differ in more than sizes.
+/// Empty: the steps differ in more than sizes, or the plan does not cut the batch and the batch has more items.
 std::optional<double> growth(const StepKind& planned, int64_t items, bool is_cut, const StepToPlan& step);
 
 /// So many plans are made for steps that differ in sizes alone. Later steps take one of the plans.

@@ -397,10 +397,11 @@ bool StepTrials::fits_or_is_predicted(const StepToPlan& step, int64_t most) {
          (most >= kLeastToPredict && step.trial.pinned_by().empty() && predict(step, most));
 }
 
-// Runs the micro-batch once without any plan. Most steps need no plan.
+// Runs the micro-batch without any plan. Most steps need no plan. The second run shows a state of the model that
+// nobody takes back, and times that are not those of a cold start.
 bool StepTrials::fits_plainly_at_once(const StepToPlan& step, int64_t items) {
   const std::string untried = untried_;
-  const bool has_run = try_one(step, items, {.only_so = true, .runs = 1});
+  const bool has_run = try_one(step, items, {.only_so = true});
   untried_ = untried;
   does_not_fit_ = has_run ? 0 : items;
   return has_run && fits_plainly(items);
@@ -461,14 +462,15 @@ void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
 
 // --- choosing
 
-// The faster of both places for the state. If nothing fits in either place, the place that asks for less.
+// The state's place. A file must be faster by more than measured times can tell. If nothing fits in either place, the
+// place that asks for less.
 StepTrials::Found StepTrials::search(int64_t only) const {
   const Placement in_memory_at = with_state(Place::Memory), farthest = with_state(farthest_state());
   if (state_must_be_in_file_ || farthest.state == Place::Memory) {
     return {search_with(only, farthest), farthest, std::nullopt};
   }
   plan::Search memory = search_with(only, in_memory_at), file = search_with(only, farthest);
-  const bool in_file = memory.choice && file.choice   ? file.choice->seconds < memory.choice->seconds
+  const bool in_file = memory.choice && file.choice   ? plan::kApart * file.choice->seconds < memory.choice->seconds
                        : memory.choice || file.choice ? file.choice.has_value()
                                                       : file.smallest_feasible_bytes < memory.smallest_feasible_bytes;
   return in_file ? Found{std::move(file), farthest, std::move(memory)}

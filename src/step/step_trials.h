@@ -10,7 +10,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include <c10/core/Device.h>
 
@@ -51,8 +50,8 @@ class StepTrials {
   /// For a step that ran out of memory with the present bytes left free. False: more than half of the room would be
   /// left free.
   bool leave_more_free();
-  /// Plans leave so many bytes free. Returns the bytes before.
-  int64_t leave_free(int64_t bytes) { return std::exchange(counts_.left_free, bytes); }
+  /// Plans leave so many bytes free.
+  void leave_free(int64_t bytes) { counts_.left_free = bytes; }
   /// From here on the state is in a file, even if memory is faster.
   void keep_state_in_file() { state_must_be_in_file_ = true; }
 
