@@ -220,20 +220,21 @@ std::string explain(const Simulator& simulator, const Solution& plan, int rows) 
 }
 
 std::string sentence(const AtPeak& peak, int64_t beside) {
+  constexpr size_t kMost = 3;
+  const int64_t all = std::accumulate(peak.bytes.begin(), peak.bytes.end(), int64_t{0});
   std::vector<std::pair<int64_t, std::string>> kinds = kinds_of(peak);
+  int64_t rest = 0;
+  for (; kinds.size() > kMost || (kinds.size() > 1 && kinds.back().first < all / 100); kinds.pop_back()) {
+    rest += kinds.back().first;
+  }
   if (beside > 0) {
     kinds.insert(kinds.begin(), {beside, "of weights, optimizer state, batch and gradients that are alive already"});
-  }
-  int64_t rest = 0;
-  for (; kinds.size() > (beside > 0 ? 4 : 3); kinds.pop_back()) {
-    rest += kinds.back().first;
   }
   std::string text = "at the peak of the smallest plan are alive";
   for (size_t i = 0; i < kinds.size(); ++i) {
     text += fmt::format("{} {} {}", i == 0 ? "" : ",", Bytes(kinds[i].first).str(), kinds[i].second);
   }
   text += rest > 0 ? fmt::format(", and {} else", Bytes(rest).str()) : "";
-  const int64_t all = std::accumulate(peak.bytes.begin(), peak.bytes.end(), int64_t{0});
   if (peak.bytes[AtPeak::HeldIdle] > all / 10) {
     text +=
         "; the program can release its part: a named tensor lives until its scope ends or the name is assigned again, "

@@ -44,8 +44,9 @@ struct Solution {
 /// Throws ConfigError if plan and profile do not belong together.
 std::string explain(const Simulator& simulator, const Solution& plan, int rows = 8);
 
-/// What is alive at the peak, in a sentence: the largest three kinds, and what helps against tensors that the program
-/// holds. `beside`: bytes in memory beside the peak: weights, optimizer state, the batch; 0: the sentence is silent.
+/// What is alive at the peak, in a sentence: the largest three kinds of at least a hundredth, and what helps against
+/// tensors that the program holds. `beside`: bytes in memory beside the peak: weights, optimizer state, the batch; 0:
+/// the sentence is silent.
 std::string sentence(const AtPeak& peak, int64_t beside = 0);
 
 }  // namespace snug::plan

@@ -92,7 +92,7 @@ TEST(PredictedPlan, IsNotMadeForABatchThatFits) {
   const Planned planned = planned_within(1.5, squared);
   EXPECT_EQ(planned.plan.choice.items, kItems);
   EXPECT_FALSE(planned.plan.activations);
-  EXPECT_EQ(planned.calls, (Calls{{kItems, 1}}));
+  EXPECT_EQ(planned.calls, (Calls{{kItems, 2}}));
 }
 
 TEST(PredictedPlan, IsProvenByTheOnlyRunUnderIt) {
