@@ -173,11 +173,12 @@ Search search(const std::vector<Candidate>& candidates, const SearchOptions& opt
   }
   if (!result.choice) {
     int64_t least = std::numeric_limits<int64_t>::max(), bound = least;
+    std::pair<size_t, Stays> least_has;
     for (size_t i = 0; i < all.size(); ++i) {
       const Solution smallest = solvers[i]->smallest();
       if (all[i].before + smallest.peak_bytes < least) {
         least = all[i].before + smallest.peak_bytes;
-        result.least_is = sentence(all[i].candidate.simulator->at_peak(smallest.stays), all[i].before);
+        least_has = {i, smallest.stays};
       }
       bound = std::min(bound, all[i].before + lower_bound_bytes(*all[i].candidate.simulator));
       if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // the search missed the plan
@@ -185,8 +186,8 @@ Search search(const std::vector<Candidate>& candidates, const SearchOptions& opt
         note(solvers[i]->solve(options.budget - all[i].before), i);
       }
     }
-    if (result.choice || least < optimizer) {
-      result.least_is.clear();
+    if (const auto& [i, stays] = least_has; !result.choice && least >= optimizer) {
+      result.least_is = sentence(all[i].candidate.simulator->at_peak(stays), all[i].before);
     }
     result.smallest_feasible_bytes = result.choice ? 0 : std::max(optimizer, least);
     result.lower_bound_bytes = result.choice ? 0 : std::max(optimizer, bound);
@@ -205,11 +206,14 @@ std::string Search::explain() const {
   for (const Considered& one : considered) {
     text += one.row(choice && choice->items == one.items ? "<- chosen" : "");
   }
+  if (!choice) {
+    return text;
+  }
   double others = std::numeric_limits<double>::infinity();
   for (const Considered& one : considered) {
-    others = choice && one.items != choice->items ? std::min(others, one.least_seconds) : others;
+    others = one.items != choice->items ? std::min(others, one.least_seconds) : others;
   }
-  if (const double ratio = choice ? others / choice->seconds : kApart; ratio < kApart) {
+  if (const double ratio = others / choice->seconds; ratio < kApart) {
     text += fmt::format(
         "The choice is not sure: another micro-batch takes {:.2f} of the time, and measured times are within {:.0f} %. "
         "Fewer micro-batches are preferred.\n",

@@ -221,8 +221,7 @@ ActivationPlan detail::plan_activations(plan::Profile profile, const std::functi
       throw BudgetExceeded(
           fmt::format("plan_activations: under plan after plan memory rises higher than predicted, to {} ({} bytes) "
                       "instead of {} at last; it cannot be planned within {}",
-                      Bytes(trial.peak_bytes).str(), trial.peak_bytes, plan.predicted_peak_bytes, budget.str()),
-          Bytes(0));
+                      Bytes(trial.peak_bytes).str(), trial.peak_bytes, plan.predicted_peak_bytes, budget.str()));
     }
     if (k == kVerifications) {
       throw Error(

@@ -53,9 +53,7 @@ const StepChoices::Choice* StepChoices::find(const StepToPlan& step) const {
   const auto growth_of = [&](const Choice& choice) {
     return growth(choice.kind, choice.items, choice.items < choice.batch, step);
   };
-  const auto alike =
-      std::ranges::count_if(choices_, [&](const Choice& choice) { return growth_of(choice).has_value(); });
-  return found != nullptr || alike < kPlansOfLikeSteps ? found : closest(choices_, growth_of);
+  return found != nullptr ? found : closest(choices_, growth_of);
 }
 
 void StepChoices::remember(Choice choice) {

@@ -53,8 +53,7 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
     const bool large_enough = step.counts.batch <= known.trials.counts().batch || choice.micro_batches > 1;
     const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.counts.batch) <= choice.items;
     const StepKind& kind = known.trials.kind();
-    const bool is_for_this_place = stays_.model == Place::Memory || known.plan.placement.model == Place::File;
-    if (is_for_this_place && large_enough && same_cut && covers(kind, step.kind) &&
+    if (is_for_this_place(known) && large_enough && same_cut && covers(kind, step.kind) &&
         (found == nullptr || kind == step.kind)) {
       found = &known;
     }
@@ -66,8 +65,7 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
 // serves once enough plans exist.
 StepPlanner::Known* StepPlanner::find_alike(const StepToPlan& step) {
   const auto growth_of = [&](const Known& known) -> std::optional<double> {
-    const bool is_for_this_place = stays_.model == Place::Memory || known.plan.placement.model == Place::File;
-    return is_for_this_place && known.state != PlanState::Read ? growth_since(known, step) : std::nullopt;
+    return is_for_this_place(known) && known.state != PlanState::Read ? growth_since(known, step) : std::nullopt;
   };
   const auto serves = [&](const Known& known) {
     const std::optional<double> growth = growth_of(known);
@@ -76,15 +74,13 @@ StepPlanner::Known* StepPlanner::find_alike(const StepToPlan& step) {
                              std::max(0.0, more) <=
                          static_cast<double>(limits_.budget - known.trials.counts().left_free);
   };
-  int alike = 0;
   for (Known& known : known_) {
     const bool keeps_everything = !known.plan.activations && known.plan.choice.micro_batches == 1;
     if (keeps_everything && growth_of(known).value_or(2) <= 1 && serves(known)) {
       return &known;
     }
-    alike += growth_of(known) ? 1 : 0;
   }
-  Known* found = alike < kPlansOfLikeSteps ? nullptr : closest(known_, growth_of);
+  Known* found = closest(known_, growth_of);
   return found != nullptr && serves(*found) ? found : nullptr;
 }
 

@@ -128,20 +128,23 @@ std::optional<double> growth(const StepKind& planned, int64_t items, bool is_cut
 /// So many plans are made for steps that differ in sizes alone. Later steps take one of the plans.
 inline constexpr int kPlansOfLikeSteps = 2;
 
-/// The entry of `all` whose step is the smallest that is no smaller than another step, or else the largest; null: no
-/// entry. `growth_of` tells how many times as large the other step is; empty: the entry is for another kind of step.
+/// The entry of `all` whose step is the smallest that is no smaller than another step, or else the largest. `growth_of`
+/// tells how many times as large the other step is; empty: the entry is for another kind of step. Null if fewer than
+/// kPlansOfLikeSteps entries have a growth.
 template <typename All, typename GrowthOf>
 auto closest(All& all, const GrowthOf& growth_of) {
   decltype(&*all.begin()) found = nullptr;
   double least = 0;
+  int alike = 0;
   for (auto& one : all) {
     const std::optional<double> growth = growth_of(one);
+    alike += growth ? 1 : 0;
     if (growth && (found == nullptr || (*growth <= 1 ? *growth > least || least > 1 : *growth < least))) {
       found = &one;
       least = *growth;
     }
   }
-  return found;
+  return alike < kPlansOfLikeSteps ? nullptr : found;
 }
 
 /// In a file: each part that `a` or `b` has in a file.
