@@ -217,15 +217,6 @@ HWY_INLINE void decode_block(const uint8_t* codes, float scale, float* values) {
   }
 }
 
-/// The nearest codes of the values times `inverse`. Without a sign, every value above 0 gets a code above 0: see
-/// quantized_adamw.h.
-template <bool kSigned>
-HWY_INLINE void encode_block(const float* values, float inverse, uint8_t* codes) {
-  for (int64_t i = 0; i < kQuantizationBlock; i += kPart) {
-    encode_part<kSigned>(values + i, inverse, codes + i);
-  }
-}
-
 }  // namespace snug::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

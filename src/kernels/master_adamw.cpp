@@ -130,39 +130,6 @@ HWY_INLINE void stochastic_update(const AdamWStep& step, const RandomKey& key, B
   }
 }
 
-// Rounding alone.
-
-template <class From, class To>
-HWY_INLINE void convert(const From* from, To* to, int64_t count) {
-  const D d;
-  int64_t i = 0;
-  for (; i + lanes() <= count; i += lanes()) {
-    store(d, load(d, from + i), to + i);
-  }
-  if (const int64_t n = count - i; n > 0) {
-    const Rest in(from + i, n);
-    Rest out(to + i, n);
-    store(d, load(d, in.values), out.values);
-    out.back(to + i, n);
-  }
-}
-
-void round_with(const float* values, const uint32_t* bits, BFloat16* rounded, int64_t count) {
-  const D d;
-  const DU du;
-  int64_t i = 0;
-  for (; i + lanes() <= count; i += lanes()) {
-    store_stochastic(d, hn::LoadU(d, values + i), hn::LoadU(du, bits + i), rounded + i);
-  }
-  if (const int64_t n = count - i; n > 0) {
-    const Rest in(values + i, n);
-    const Rest random(bits + i, n);
-    Rest out(rounded + i, n);
-    store_stochastic(d, hn::LoadU(d, in.values), hn::LoadU(du, random.values), out.values);
-    out.back(rounded + i, n);
-  }
-}
-
 // One function per type, for the tables of instruction sets.
 
 void master_half(const AdamWStep& step, float* master, Float16* parameter, const Float16* gradient, float* m, float* v,
@@ -177,10 +144,6 @@ void stochastic(const AdamWStep& step, const RandomKey& key, BFloat16* parameter
                 float* v, int64_t count) {
   stochastic_update(step, key, parameter, gradient, m, v, count);
 }
-void round_half(const float* values, Float16* rounded, int64_t count) { convert(values, rounded, count); }
-void round_bfloat(const float* values, BFloat16* rounded, int64_t count) { convert(values, rounded, count); }
-void widen_half(const Float16* values, float* widened, int64_t count) { convert(values, widened, count); }
-void widen_bfloat(const BFloat16* values, float* widened, int64_t count) { convert(values, widened, count); }
 
 }  // namespace
 }  // namespace snug::kernels::HWY_NAMESPACE
@@ -192,11 +155,6 @@ namespace snug::kernels {
 HWY_EXPORT(master_half);
 HWY_EXPORT(master_bfloat);
 HWY_EXPORT(stochastic);
-HWY_EXPORT(round_with);
-HWY_EXPORT(round_half);
-HWY_EXPORT(round_bfloat);
-HWY_EXPORT(widen_half);
-HWY_EXPORT(widen_bfloat);
 
 void master_adamw_update(const AdamWStep& step, float* master, Float16* parameter, const Float16* gradient,
                          float* exp_avg, float* exp_avg_sq, int64_t count) {
@@ -210,28 +168,6 @@ void master_adamw_update(const AdamWStep& step, float* master, BFloat16* paramet
 void stochastic_adamw_update(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const BFloat16* gradient,
                              float* exp_avg, float* exp_avg_sq, int64_t count) {
   HWY_DYNAMIC_DISPATCH(stochastic)(step, key, parameter, gradient, exp_avg, exp_avg_sq, count);
-}
-
-uint32_t random_bits(const RandomKey& key, uint64_t index) {
-  const uint64_t place = key.offset + index;
-  const detail::RandomKeys keys(key, place >> 32);
-  return detail::mix32(detail::mix32(static_cast<uint32_t>(place) ^ keys.first) + keys.second);
-}
-
-void round_stochastically(const float* values, const uint32_t* bits, BFloat16* rounded, int64_t count) {
-  HWY_DYNAMIC_DISPATCH(round_with)(values, bits, rounded, count);
-}
-void round_to_nearest(const float* values, Float16* rounded, int64_t count) {
-  HWY_DYNAMIC_DISPATCH(round_half)(values, rounded, count);
-}
-void round_to_nearest(const float* values, BFloat16* rounded, int64_t count) {
-  HWY_DYNAMIC_DISPATCH(round_bfloat)(values, rounded, count);
-}
-void widen(const Float16* values, float* widened, int64_t count) {
-  HWY_DYNAMIC_DISPATCH(widen_half)(values, widened, count);
-}
-void widen(const BFloat16* values, float* widened, int64_t count) {
-  HWY_DYNAMIC_DISPATCH(widen_bfloat)(values, widened, count);
 }
 
 }  // namespace snug::kernels

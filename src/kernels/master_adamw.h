@@ -31,24 +31,11 @@ struct RandomKey {
   uint64_t offset = 0;  ///< index of the first element
 };
 
-/// The random number of 32 bits of element `index`, without the offset.
-uint32_t random_bits(const RandomKey& key, uint64_t index);
-
 /// One step of AdamW for `count` BF16 elements, in FP32, with FP32 moments. The result is rounded to one of its two
 /// neighbours at random, with the probability that makes the mean right. Steps below BF16's resolution of 2^-8
 /// therefore count on average; rounding to nearest would drop them. A value that is a BF16 number is not changed by
 /// rounding.
 void stochastic_adamw_update(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const BFloat16* gradient,
                              float* exp_avg, float* exp_avg_sq, int64_t count);
-
-/// Rounds as stochastic_adamw_update does. `bits` has one random number per element, of which the upper half is used.
-void round_stochastically(const float* values, const uint32_t* bits, BFloat16* rounded, int64_t count);
-
-/// Rounds to nearest even, as master_adamw_update does.
-void round_to_nearest(const float* values, Float16* rounded, int64_t count);
-void round_to_nearest(const float* values, BFloat16* rounded, int64_t count);
-/// Exact.
-void widen(const Float16* values, float* widened, int64_t count);
-void widen(const BFloat16* values, float* widened, int64_t count);
 
 }  // namespace snug::kernels

@@ -180,52 +180,6 @@ void update_split(const AdamWStep& step, BFloat16* parameter, int8_t* correction
   update_all(step, SplitWeights{parameter, correction, gradient}, state, count);
 }
 
-template <bool kSigned>
-void quantize_all(const float* values, uint8_t* codes, float* maxima, int64_t count) {
-  for (; count > 0; count -= kQuantizationBlock) {
-    const int64_t n = std::min(count, kQuantizationBlock);
-    HWY_ALIGN float block[kQuantizationBlock] = {};
-    uint8_t block_codes[kQuantizationBlock];
-    std::copy_n(values, n, block);
-    float largest = 0;
-    for (const float value : block) {
-      largest = std::max(largest, value < 0 ? -value : value);
-    }
-    encode_block<kSigned>(block, inverse_of(largest), block_codes);
-    std::copy_n(block_codes, n, codes);
-    *maxima++ = largest;
-    values += n;
-    codes += n;
-  }
-}
-
-template <bool kSigned>
-void dequantize_all(const uint8_t* codes, const float* maxima, float* values, int64_t count) {
-  for (; count > 0; count -= kQuantizationBlock) {
-    const int64_t n = std::min(count, kQuantizationBlock);
-    HWY_ALIGN float block[kQuantizationBlock];
-    uint8_t block_codes[kQuantizationBlock] = {};
-    std::copy_n(codes, n, block_codes);
-    decode_block<kSigned>(block_codes, *maxima++, block);
-    std::copy_n(block, n, values);
-    values += n;
-    codes += n;
-  }
-}
-
-void quantize_signed(const float* values, uint8_t* codes, float* maxima, int64_t count) {
-  quantize_all<true>(values, codes, maxima, count);
-}
-void quantize_unsigned(const float* values, uint8_t* codes, float* maxima, int64_t count) {
-  quantize_all<false>(values, codes, maxima, count);
-}
-void dequantize_signed(const uint8_t* codes, const float* maxima, float* values, int64_t count) {
-  dequantize_all<true>(codes, maxima, values, count);
-}
-void dequantize_unsigned(const uint8_t* codes, const float* maxima, float* values, int64_t count) {
-  dequantize_all<false>(codes, maxima, values, count);
-}
-
 }  // namespace
 }  // namespace snug::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -235,10 +189,6 @@ namespace snug::kernels {
 
 HWY_EXPORT(update);
 HWY_EXPORT(update_split);
-HWY_EXPORT(quantize_signed);
-HWY_EXPORT(quantize_unsigned);
-HWY_EXPORT(dequantize_signed);
-HWY_EXPORT(dequantize_unsigned);
 
 void adamw8bit_update(const AdamWStep& step, float* parameter, const float* gradient, const EightBitMoments& state,
                       int64_t count) {
@@ -247,22 +197,6 @@ void adamw8bit_update(const AdamWStep& step, float* parameter, const float* grad
 void adamw8bit_update(const AdamWStep& step, BFloat16* parameter, int8_t* correction, const BFloat16* gradient,
                       const EightBitMoments& state, int64_t count) {
   HWY_DYNAMIC_DISPATCH(update_split)(step, parameter, correction, gradient, state, count);
-}
-
-void quantize(DynamicCode code, const float* values, uint8_t* codes, float* maxima, int64_t count) {
-  if (code == DynamicCode::kSigned) {
-    HWY_DYNAMIC_DISPATCH(quantize_signed)(values, codes, maxima, count);
-  } else {
-    HWY_DYNAMIC_DISPATCH(quantize_unsigned)(values, codes, maxima, count);
-  }
-}
-
-void dequantize(DynamicCode code, const uint8_t* codes, const float* maxima, float* values, int64_t count) {
-  if (code == DynamicCode::kSigned) {
-    HWY_DYNAMIC_DISPATCH(dequantize_signed)(codes, maxima, values, count);
-  } else {
-    HWY_DYNAMIC_DISPATCH(dequantize_unsigned)(codes, maxima, values, count);
-  }
 }
 
 }  // namespace snug::kernels

@@ -43,12 +43,4 @@ void adamw8bit_update(const AdamWStep& step, float* parameter, const float* grad
 void adamw8bit_update(const AdamWStep& step, BFloat16* parameter, int8_t* correction, const BFloat16* gradient,
                       const EightBitMoments& state, int64_t count);
 
-/// The two dynamic maps: for the first moment, and, without negative values, for the second.
-enum class DynamicCode { kSigned, kUnsigned };
-
-/// The conversions of adamw8bit_update for a moment: quantize after the update, dequantize before it. Values for
-/// kUnsigned must not be negative.
-void quantize(DynamicCode code, const float* values, uint8_t* codes, float* maxima, int64_t count);
-void dequantize(DynamicCode code, const uint8_t* codes, const float* maxima, float* values, int64_t count);
-
 }  // namespace snug::kernels

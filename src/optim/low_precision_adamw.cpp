@@ -233,7 +233,7 @@ std::function<void()> prepare_elsewhere(LowPrecisionUpdate update) {
 
 }  // namespace
 
-// The same numbers as RandomKeys and random_bits().
+// The same numbers as RandomKeys.
 at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count) {
   at::Tensor noise = at::empty({count}, step.options().dtype(at::kInt));
   NoiseKeys(step, first, count).write(noise, at::empty_like(noise), first);

@@ -21,8 +21,8 @@ struct LowPrecisionUpdate {
   at::Tensor grad_scale, found_inf;               // FP32 scalars, or undefined
 };
 
-/// The upper halves of kernels::random_bits() for `count` elements from number `first` on, as an int tensor on the
-/// device of `step`. `step` is an FP32 scalar, and nothing waits for the device.
+/// The upper halves of the kernels' random numbers (RandomKeys) for `count` elements from number `first` on, as an int
+/// tensor on the device of `step`. `step` is an FP32 scalar, and nothing waits for the device.
 at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count);
 
 /// Bytes that an update of `parameters` tensors with `elements` in all allocates on `device` and frees again. On the

@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 
 #include "src/kernels/simd_targets.h"
+#include "tests/kernels/conversions.h"
 
 namespace snug::kernels::master_adamw_test {
 namespace {

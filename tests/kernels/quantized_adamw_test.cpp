@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 
 #include "src/kernels/simd_targets.h"
+#include "tests/kernels/conversions.h"
 #include "tests/kernels/split_weights.h"
 
 namespace snug::kernels::quantized_adamw_test {

@@ -11,6 +11,7 @@
 
 #include "src/kernels/master_adamw.h"
 #include "src/kernels/simd_targets.h"
+#include "tests/kernels/conversions.h"
 
 namespace snug::kernels::stochastic_adamw_test {
 namespace {

@@ -7,7 +7,7 @@
 #include "snug/adamw.h"
 #include "snug/core.h"
 #include "snug/grad_scaler.h"
-#include "src/kernels/master_adamw.h"
+#include "tests/kernels/conversions.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
