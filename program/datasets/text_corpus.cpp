@@ -9,9 +9,9 @@
 #include <fmt/format.h>
 
 #include "program/datasets/data_files.h"
+#include "program/datasets/evenly_spread.h"
 #include "snug/core.h"
 #include "snug/sampler.h"
-#include "src/data/shares.h"
 
 namespace snug {
 namespace {

@@ -19,9 +19,11 @@
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
+#include "program/datasets/evenly_spread.h"
 #include "program/datasets/text_corpus.h"
 #include "program/run/device.h"
 #include "program/run/folder_lock.h"
+#include "program/run/matmul_accumulation.h"
 #include "program/run/run_data.h"
 #include "program/run/run_folder.h"
 #include "program/run/run_inputs.h"
@@ -46,7 +48,6 @@
 #include "src/core/file_system.h"
 #include "src/core/limit_below_use.h"
 #include "src/data/shares.h"
-#include "src/precision/matmul_accumulation.h"
 #include "src/precision/matmul_speed.h"
 
 namespace snug {

@@ -11,7 +11,6 @@
 
 #include "snug/autocast.h"
 #include "snug/precision.h"
-#include "src/precision/matmul_accumulation.h"
 #include "tests/support/tensors.h"
 
 namespace snug::accumulation_test {
@@ -58,7 +57,8 @@ double rounding_of(c10::ScalarType dtype) { return std::ldexp(1.0, dtype == kBFl
 // LibTorch's matrix products sum in FP32 also where inputs and output are 16-bit, on CUDA if told so: what is left is
 // the rounding of the result.
 TEST(LongDotProduct, AsA16BitMatrixProductIsWithinOneRounding) {
-  detail::accumulate_matmuls_in_fp32();
+  at::globalContext().setAllowFP16ReductionCuBLAS(false);
+  at::globalContext().setAllowBF16ReductionCuBLAS(false);
   for (const auto device : devices()) {
     for (const auto dtype : {kBFloat16, kHalf}) {
       torch::manual_seed(0);

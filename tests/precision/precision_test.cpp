@@ -16,16 +16,12 @@
 
 #include "snug/autocast.h"
 #include "snug/core.h"
-#include "src/precision/matmul_accumulation.h"
 #include "src/precision/matmul_speed.h"
 #include "tests/support/tensors.h"
 
 namespace snug::precision_test {
 namespace {
 
-using detail::accumulate_matmuls_in_fp32;
-using detail::matmul_accumulation;
-using detail::MatmulAccumulation;
 using detail::MatmulSpeed;
 using detail::measure_matmul_speed;
 using detail::precision_for;
@@ -193,22 +189,6 @@ TEST(MeasuredPrecision, IsMeasuredOncePerDevice) {
   EXPECT_EQ(choose_precision(torch::kCPU), first);
   at::removeCallback(callback);
   EXPECT_EQ(products, 0);
-}
-
-const MatmulAccumulation kAtStart = matmul_accumulation();
-
-TEST(AccumulateMatmulsInFp32, ForbidsLowPrecisionSumsAndTf32) {
-  EXPECT_TRUE(kAtStart.fp16_reduction && kAtStart.bf16_reduction) << "LibTorch's default has changed";
-  accumulate_matmuls_in_fp32();
-  const MatmulAccumulation now = matmul_accumulation();
-  EXPECT_FALSE(now.fp16_reduction || now.bf16_reduction || now.fp16_accumulation || now.tf32);
-  EXPECT_FALSE(at::globalContext().allowTF32CuDNN());
-  accumulate_matmuls_in_fp32(/*allow_tf32=*/true);
-  EXPECT_TRUE(matmul_accumulation().tf32);
-  EXPECT_TRUE(at::globalContext().allowTF32CuDNN());
-  EXPECT_FALSE(matmul_accumulation().fp16_reduction);
-  accumulate_matmuls_in_fp32();
-  EXPECT_FALSE(matmul_accumulation().tf32);
 }
 
 }  // namespace

@@ -17,12 +17,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "program/run/matmul_accumulation.h"
 #include "program/run/run_records.h"
 #include "snug/core.h"
 #include "snug/precision.h"
 #include "snug/schedule.h"
 #include "snug/snapshot.h"
-#include "src/precision/matmul_accumulation.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/temporary_folder.h"
 

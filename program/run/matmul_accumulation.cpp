@@ -1,4 +1,4 @@
-#include "src/precision/matmul_accumulation.h"
+#include "program/run/matmul_accumulation.h"
 
 #include <ATen/ATen.h>
 
