@@ -134,7 +134,6 @@ class AdamW8bit : public FusedOptimizer {
   std::function<void()> prepare(const Work& work) const override;
 
  private:
-  static std::function<void()> prepare_small(const Work& small, const std::vector<at::Tensor>& steps);
   bool is_small(const at::Tensor& parameter) const { return parameter.numel() < min_elements_; }
 
   int64_t min_elements_;

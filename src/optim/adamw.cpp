@@ -7,7 +7,6 @@
 #include <ATen/ATen.h>
 
 #include "snug/core.h"
-#include "src/core/in_parts.h"
 #include "src/optim/adam_rules.h"
 #include "src/optim/adamw_update.h"
 #include "src/optim/low_precision_adamw.h"
@@ -19,7 +18,6 @@ namespace {
 using TorchAdamW = torch::optim::AdamWOptions;
 using TorchAdam = torch::optim::AdamOptions;
 
-using detail::if_defined;
 using detail::step_count_for;
 using detail::StepCounts;
 
@@ -94,20 +92,10 @@ std::function<void()> AdamW::prepare(const Work& work) const {
   StepCounts steps(work.states_named("step"), work.found_inf);
   std::function<void()> update;
   if (FusedOptimizer::takes(work.parameters.front().scalar_type())) {
-    update = detail::prepare_fused_adamw(work, steps);
+    update = detail::prepare_fused_adam<TorchAdamW>(work, steps.counted);
   } else {
-    update = detail::prepare_low_precision_adamw({
-        .options = static_cast<const TorchAdamW&>(*work.options),
-        .parameters = work.parameters,
-        .gradients = work.gradients,
-        .exp_avgs = work.states_named("exp_avg"),
-        .exp_avg_sqs = work.states_named("exp_avg_sq"),
-        .masters = master_weights_ ? work.states_named("master") : std::vector<at::Tensor>(),
-        .steps = steps.counted,
-        .first_elements = work.first_elements,
-        .grad_scale = work.grad_scale,
-        .found_inf = work.found_inf,
-    });
+    update = detail::prepare_low_precision_adamw(
+        work, steps.counted, master_weights_ ? work.states_named("master") : std::vector<at::Tensor>());
   }
   return detail::and_count(std::move(update), work, steps);
 }
@@ -126,19 +114,7 @@ void Adam::make_state(ParameterState& state, const at::Tensor& parameter, const 
 
 std::function<void()> Adam::prepare(const Work& work) const {
   const StepCounts steps(work.states_named("step"), work.found_inf);
-  const auto update = [work, counted = steps.counted, exp_avgs = work.states_named("exp_avg"),
-                       exp_avg_sqs = work.states_named("exp_avg_sq")] {
-    const auto& o = static_cast<const TorchAdam&>(*work.options);
-    const auto fused = [&](at::TensorList parameters, at::TensorList gradients, at::TensorList averages,
-                           at::TensorList squares, at::TensorList counts) {
-      const auto [beta1, beta2] = o.betas();
-      at::_fused_adam_(parameters, gradients, averages, squares, /*max_exp_avg_sqs=*/{}, counts, o.lr(), beta1, beta2,
-                       o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false, if_defined(work.grad_scale),
-                       if_defined(work.found_inf));
-    };
-    detail::call_in_parts(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, counted);
-  };
-  return detail::and_count(update, work, steps);
+  return detail::and_count(detail::prepare_fused_adam<TorchAdam>(work, steps.counted), work, steps);
 }
 
 }  // namespace snug

@@ -106,7 +106,7 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
   const detail::StepCounts counts(work.states_named("step"), {});
   const std::vector<at::Tensor>& steps = counts.counted;
   std::vector<Element8bit> large;
-  Work small = work;
+  Work small = work;  // the parameters with FP32 moments
   small.parameters.clear(), small.gradients.clear(), small.states.clear(), small.first_elements.clear();
   std::vector<at::Tensor> small_steps;
   for (size_t i = 0; i < work.parameters.size(); ++i) {
@@ -125,39 +125,17 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
                      state.contains("correction") ? state.at("correction") : at::Tensor(), state.at("exp_avg"),
                      state.at("exp_avg_max"), state.at("exp_avg_sq"), state.at("exp_avg_sq_max")});
   }
-  const auto update = [large = std::move(large), update_small = prepare_small(small, small_steps)] {
+  std::function<void()> update_small = [] {};
+  if (!small.parameters.empty()) {
+    update_small = small.parameters.front().scalar_type() == at::kBFloat16
+                       ? detail::prepare_low_precision_adamw(small, small_steps, small.states_named("master"))
+                       : detail::prepare_fused_adam<TorchAdamW>(small, small_steps);
+  }
+  const auto update = [large = std::move(large), update_small = std::move(update_small)] {
     update_all(large);
     update_small();
   };
   return detail::and_count(update, work, counts);
-}
-
-// Prepares the update of parameters with FP32 moments.
-std::function<void()> AdamW8bit::prepare_small(const Work& small, const std::vector<at::Tensor>& steps) {
-  const auto& o = static_cast<const TorchAdamW&>(*small.options);
-  if (small.parameters.empty()) {
-    return [] {};
-  }
-  if (small.parameters.front().scalar_type() == at::kBFloat16) {
-    return detail::prepare_low_precision_adamw({.options = o,
-                                                .parameters = small.parameters,
-                                                .gradients = small.gradients,
-                                                .exp_avgs = small.states_named("exp_avg"),
-                                                .exp_avg_sqs = small.states_named("exp_avg_sq"),
-                                                .masters = small.states_named("master"),
-                                                .steps = steps,
-                                                .first_elements = small.first_elements,
-                                                .grad_scale = small.grad_scale,
-                                                .found_inf = {}});
-  }
-  return [call = detail::FusedAdamWCall{.options = o,
-                                        .parameters = small.parameters,
-                                        .gradients = small.gradients,
-                                        .exp_avgs = small.states_named("exp_avg"),
-                                        .exp_avg_sqs = small.states_named("exp_avg_sq"),
-                                        .steps = steps,
-                                        .grad_scale = small.grad_scale,
-                                        .found_inf = {}}] { detail::run_fused_adamw(call); };
 }
 
 }  // namespace snug

@@ -1,15 +1,20 @@
 #pragma once
-// The state and the update of AdamW for FP32 and FP64 parameters, on LibTorch's fused kernel. Adam shares the state and
-// the counts of steps. `Work` and `State` are FusedOptimizer's types.
+// The state and the update of Adam and AdamW for FP32 and FP64 parameters, on LibTorch's fused kernels. `Work` and
+// `State` are FusedOptimizer's types.
 
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/optim/adamw.h>
+
+#include "src/core/in_parts.h"
+#include "src/optim/adam_rules.h"
 
 namespace snug::detail {
 
@@ -43,25 +48,26 @@ std::function<void()> and_count(std::function<void()> update, const Work& work, 
   };
 }
 
-struct FusedAdamWCall {
-  const torch::optim::AdamWOptions& options;
-  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
-  at::Tensor grad_scale, found_inf;  // undefined: none
-};
-
-void run_fused_adamw(const FusedAdamWCall& call);
-
-/// The update of a group with AdamW's options. Call and_count() on the result.
-template <class Work>
-std::function<void()> prepare_fused_adamw(const Work& work, const StepCounts& steps) {
-  return [call = FusedAdamWCall{.options = static_cast<const torch::optim::AdamWOptions&>(*work.options),
-                                .parameters = work.parameters,
-                                .gradients = work.gradients,
-                                .exp_avgs = work.states_named("exp_avg"),
-                                .exp_avg_sqs = work.states_named("exp_avg_sq"),
-                                .steps = steps.counted,
-                                .grad_scale = work.grad_scale,
-                                .found_inf = work.found_inf}] { run_fused_adamw(call); };
+/// The update of a group with the options O, Adam's or AdamW's. `counted`: see StepCounts. Call and_count() on the
+/// result.
+template <class O, class Work>
+std::function<void()> prepare_fused_adam(const Work& work, const std::vector<at::Tensor>& counted) {
+  using MaybeTensor = std::optional<at::Tensor>;
+  using Kernel =
+      void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double,
+               double, double, double, double, bool, bool, const MaybeTensor&, const MaybeTensor&);
+  return [work, counted, exp_avgs = work.states_named("exp_avg"), exp_avg_sqs = work.states_named("exp_avg_sq")] {
+    const Kernel kernel = kDecouplesDecay<O> ? Kernel(&at::_fused_adamw_) : Kernel(&at::_fused_adam_);
+    const O& o = static_cast<const O&>(*work.options);
+    const auto fused = [&](at::TensorList parameters, at::TensorList gradients, at::TensorList averages,
+                           at::TensorList squares, at::TensorList counts) {
+      const auto [beta1, beta2] = o.betas();
+      kernel(parameters, gradients, averages, squares, /*max_exp_avg_sqs=*/{}, counts, o.lr(), beta1, beta2,
+             o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false, if_defined(work.grad_scale),
+             if_defined(work.found_inf));
+    };
+    call_in_parts(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, counted);
+  };
 }
 
 }  // namespace snug::detail

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -32,5 +33,21 @@ int64_t low_precision_workspace_bytes(int64_t elements, int64_t parameters, bool
 
 /// Allocates the memory of the update. The returned function only writes.
 std::function<void()> prepare_low_precision_adamw(LowPrecisionUpdate update);
+
+/// The same for a FusedOptimizer's Work. `counted`: the step counts, this step counted.
+template <class Work>
+std::function<void()> prepare_low_precision_adamw(const Work& work, const std::vector<at::Tensor>& counted,
+                                                  std::vector<at::Tensor> masters) {
+  return prepare_low_precision_adamw({.options = static_cast<const torch::optim::AdamWOptions&>(*work.options),
+                                      .parameters = work.parameters,
+                                      .gradients = work.gradients,
+                                      .exp_avgs = work.states_named("exp_avg"),
+                                      .exp_avg_sqs = work.states_named("exp_avg_sq"),
+                                      .masters = std::move(masters),
+                                      .steps = counted,
+                                      .first_elements = work.first_elements,
+                                      .grad_scale = work.grad_scale,
+                                      .found_inf = work.found_inf});
+}
 
 }  // namespace snug::detail

@@ -228,7 +228,7 @@ std::function<void()> Muon::prepare(const Work& work) const {
   const MuonOptions* o = muon_options(*work.options);
   if (o == nullptr) {
     const detail::StepCounts steps(work.states_named("step"), work.found_inf);
-    return detail::and_count(detail::prepare_fused_adamw(work, steps), work, steps);
+    return detail::and_count(detail::prepare_fused_adam<TorchAdamW>(work, steps.counted), work, steps);
   }
   // The same arithmetic as in GradScaler's unscaling.
   const at::Tensor inverse_scale =

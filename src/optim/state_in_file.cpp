@@ -158,11 +158,6 @@ at::Tensor FusedOptimizer::StateInFile::read(const ParameterState& state, std::s
   return result;
 }
 
-bool FusedOptimizer::StateInFile::is_written(const ParameterState& state, std::string_view name) {
-  const ParameterState::InFile& place = state.in_file.at(name);
-  return std::all_of(place.sums.begin(), place.sums.end(), [](const auto& sum) { return sum.has_value(); });
-}
-
 at::Tensor FusedOptimizer::StateInFile::lent(const ParameterState& state, std::string_view name,
                                              const std::shared_ptr<detail::FileMemory>& memory) {
   const at::Tensor& like = state.at(name);
