@@ -154,8 +154,9 @@ class [[nodiscard]] MemoryLimit final {
 Bytes live_bytes(c10::Device device);
 
 namespace detail {
+class AllocationsInFile;
 class PolicyScope;
-}
+}  // namespace detail
 
 /// While the hooks live, every tensor that autograd saves on the hooks' thread is handed to `pack`, and autograd keeps
 /// the result of `pack` instead. `unpack` returns the tensor (same sizes, dtype and device) each time backward needs
@@ -199,8 +200,7 @@ class [[nodiscard]] TensorsInFile final {
   TensorsInFile& operator=(const TensorsInFile&) = delete;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<detail::AllocationsInFile> allocations_;
 };
 
 }  // namespace snug

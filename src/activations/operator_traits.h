@@ -61,26 +61,6 @@ const OperatorTraits& traits_of(const c10::OperatorHandle& op);
 /// filled. `producer` is the operator that made the tensor.
 bool is_workspace(const c10::OperatorHandle& producer, const at::Tensor& tensor);
 
-/// Calls f(Tensor&) for each defined tensor in `value`: a tensor, a list of tensors, or a value without tensors.
-template <class F>
-void visit_tensors_in(const c10::IValue& value, F&& f) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) {
-      f(value.toTensor());
-    }
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      f(tensor);
-    }
-  } else if (value.isList()) {  // of optional tensors, or of numbers
-    for (const c10::IValue& element : value.toListRef()) {
-      if (element.isTensor() && element.toTensor().defined()) {
-        f(element.toTensor());
-      }
-    }
-  }
-}
-
 /// Calls f(Tensor&, argument) for each tensor that this call writes; for a collective, for each tensor that the call
 /// may write.
 template <class F>

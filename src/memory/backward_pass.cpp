@@ -38,7 +38,7 @@ int current_pass() { return torch::autograd::get_current_graph_task_id(); }
 
 int outermost_pass() { return pass_around >= 0 ? pass_around : current_pass(); }
 
-PassBegins::PassBegins() : around_(pass_around, outermost_pass()) {}
+Replaced<int> pass_begins() { return {pass_around, outermost_pass()}; }
 
 std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots) {
   std::vector<at::Tensor> leaves;

@@ -63,14 +63,8 @@ int current_pass();
 /// The number of the calling thread's outermost pass, inside which all other passes of the thread run; -1 if none runs.
 int outermost_pass();
 
-/// Made by the engine when a pass begins: remembers the pass around the new pass.
-class [[nodiscard]] PassBegins final {
- public:
-  PassBegins();
-
- private:
-  Replaced<int> around_;
-};
+/// Called by the engine when a pass begins: remembers the pass around the new pass, until the end of the scope.
+Replaced<int> pass_begins();
 
 /// The leaves into which a backward pass from `roots` accumulates.
 std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots);

@@ -319,11 +319,11 @@ CountedBytes::~CountedBytes() {
 size_t in_file_from() noexcept { return least_in_file; }
 size_t set_in_file_from(size_t bytes) noexcept { return least_in_file.exchange(bytes); }
 
-AllocationsInFile::AllocationsInFile(const std::filesystem::path& directory)
-    : directory_(&directory), before_(std::exchange(directory_of_files, &directory)) {}
+AllocationsInFile::AllocationsInFile(std::filesystem::path directory)
+    : directory_(std::move(directory)), before_(std::exchange(directory_of_files, &directory_)) {}
 
 AllocationsInFile::~AllocationsInFile() {
-  if (directory_of_files == directory_) {  // otherwise a scope that began later is still alive
+  if (directory_of_files == &directory_) {  // otherwise a scope that began later is still alive
     directory_of_files = before_;
   }
 }

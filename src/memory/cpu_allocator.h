@@ -75,18 +75,18 @@ size_t in_file_from() noexcept;
 size_t set_in_file_from(size_t bytes) noexcept;
 
 /// Puts this thread's allocations of in_file_from() bytes and more into FileMemory, until the end of the scope.
-/// FileMemory does not count as live bytes, and is under no limit. `directory` must outlive the scope. Allocations
-/// throw Error if the file cannot be made. Several scopes end in the reverse of the order in which the scopes began, on
+/// FileMemory does not count as live bytes, and is under no limit. Allocations throw Error if the file cannot be made.
+/// Several scopes end in the reverse of the order in which the scopes began, on
 /// the thread that made the scopes.
 class [[nodiscard]] AllocationsInFile final {
  public:
-  explicit AllocationsInFile(const std::filesystem::path& directory);
+  explicit AllocationsInFile(std::filesystem::path directory);
   ~AllocationsInFile();
   AllocationsInFile(const AllocationsInFile&) = delete;
   AllocationsInFile& operator=(const AllocationsInFile&) = delete;
 
  private:
-  const std::filesystem::path* directory_;
+  std::filesystem::path directory_;
   const std::filesystem::path* before_;
 };
 

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "src/core/file_memory.h"
+#include "src/memory/operator_mode.h"
 
 namespace snug::detail {
 namespace {
@@ -20,19 +21,6 @@ void for_each_window(F&& call) {
   const std::lock_guard lock(mutex_of_windows);
   for (FileWindow* window : windows) {
     call(*window);
-  }
-}
-
-template <class F>
-void visit_storages(const c10::IValue& value, F&& visit) {
-  if (value.isTensor()) {
-    if (const at::Tensor& tensor = value.toTensor(); tensor.defined() && tensor.has_storage()) {
-      visit(tensor.storage().unsafeGetStorageImpl());
-    }
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      visit_storages(element, visit);
-    }
   }
 }
 
@@ -82,7 +70,11 @@ void FileWindow::begin(const c10::OperatorHandle& op, const torch::jit::Stack& s
   const std::lock_guard lock(mutex_);
   ++now_;
   for (const c10::IValue& argument : torch::jit::last(stack, op.schema().arguments().size())) {
-    visit_storages(argument, [this](const c10::StorageImpl* storage) { use(storage); });
+    visit_tensors_in(argument, [this](const at::Tensor& tensor) {
+      if (tensor.has_storage()) {
+        use(tensor.storage().unsafeGetStorageImpl());
+      }
+    });
   }
   trim();
   if (in_ > bytes_) {

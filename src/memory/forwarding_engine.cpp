@@ -67,7 +67,7 @@ variable_list ForwardingEngine::execute(const torch::autograd::edge_list& roots,
     show_pass_to_observers(roots);
   }
   const bool is_outermost = current_pass() < 0;
-  const PassBegins begins;
+  const Replaced<int> around = pass_begins();
   try {
     return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   } catch (...) {

@@ -12,12 +12,6 @@
 namespace snug::detail {
 namespace {
 
-struct OperatorCap {
-  const DeviceMemory* memory;
-  c10::Device device;
-  int64_t bytes;
-};
-
 std::mutex mutex_of_caps;
 std::vector<OperatorCap> operator_caps;
 std::atomic<bool> has_operator_caps = false;
@@ -39,16 +33,16 @@ OperatorCapCheck::OperatorCapCheck() {
   }
   const std::lock_guard lock(mutex_of_caps);
   for (const OperatorCap& cap : operator_caps) {
-    watched_.push_back({cap.memory, cap.device, cap.bytes, cap.memory->live(cap.device)});
+    watched_.emplace_back(cap, cap.memory->live(cap.device));
   }
 }
 
 void OperatorCapCheck::check() const {
-  for (const Watched& one : watched_) {
-    const int64_t live = one.memory->live(one.device);
-    TORCH_CHECK_WITH(OutOfMemoryError, live <= one.cap || live <= one.before, "MemoryLimit: an operator took ",
-                     Bytes(live - one.before).str(), " on ", one.device.str(), "; ", Bytes(live).str(),
-                     " are alive after it, more than the limit of ", Bytes(one.cap).str());
+  for (const auto& [cap, before] : watched_) {
+    const int64_t live = cap.memory->live(cap.device);
+    TORCH_CHECK_WITH(OutOfMemoryError, live <= cap.bytes || live <= before, "MemoryLimit: an operator took ",
+                     Bytes(live - before).str(), " on ", cap.device.str(), "; ", Bytes(live).str(),
+                     " are alive after it, more than the limit of ", Bytes(cap.bytes).str());
   }
 }
 

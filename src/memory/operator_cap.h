@@ -7,6 +7,7 @@
 // So a cap is exact to an operator. Bytes that an operator takes and gives back within itself are not seen.
 
 #include <cstdint>
+#include <utility>
 
 #include <c10/core/Device.h>
 #include <c10/util/SmallVector.h>
@@ -14,6 +15,12 @@
 namespace snug::detail {
 
 class DeviceMemory;
+
+struct OperatorCap {
+  const DeviceMemory* memory;
+  c10::Device device;
+  int64_t bytes;
+};
 
 /// From now on at most `bytes` may be alive on `device`, whose memory is `memory`; DeviceMemory::kNoLimit: any number.
 void set_operator_cap(const DeviceMemory& memory, c10::Device device, int64_t bytes);
@@ -27,13 +34,7 @@ class OperatorCapCheck final {
   void check() const;
 
  private:
-  struct Watched {
-    const DeviceMemory* memory;
-    c10::Device device;
-    int64_t cap;
-    int64_t before;
-  };
-  c10::SmallVector<Watched, 1> watched_;
+  c10::SmallVector<std::pair<OperatorCap, int64_t>, 1> watched_;  // with the live bytes before the kernel
 };
 
 }  // namespace snug::detail

@@ -23,6 +23,26 @@ using Stack = torch::jit::Stack;
 
 class OperatorScope;
 
+/// Calls f(Tensor&) for each defined tensor in `value`: a tensor, a list of tensors, or a value without tensors.
+template <class F>
+void visit_tensors_in(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) {
+      f(value.toTensor());
+    }
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      f(tensor);
+    }
+  } else if (value.isList()) {  // of optional tensors, or of numbers
+    for (const c10::IValue& element : value.toListRef()) {
+      if (element.isTensor() && element.toTensor().defined()) {
+        f(element.toTensor());
+      }
+    }
+  }
+}
+
 /// The circumstances of an operator's call: the layers above the call, and the modes.
 struct CallContext {
   c10::DispatchKeySet keys;
