@@ -13,10 +13,6 @@
 
 namespace snug {
 
-namespace detail {
-class FileSystem;
-}
-
 /// Writes all tensors and `metadata` in the safetensors format. The same content gives the same bytes. Dense tensors
 /// that are contiguous on the CPU are written from their own memory. Other tensors are copied to the CPU first, and the
 /// copies live until the file is written.
@@ -33,9 +29,6 @@ class FileSystem;
 /// Throws Error if the file system fails.
 void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
                       const std::map<std::string, std::string>& metadata = {});
-/// For tests: `files` may fail.
-void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
-                      const std::map<std::string, std::string>& metadata, detail::FileSystem& files);
 
 /// All tensors of the file, on the CPU, each in memory of its own: the file may be replaced or removed afterwards.
 /// Every field is checked before memory is allocated. Throws CorruptFile with the file, the field and the likely cause;

@@ -33,6 +33,13 @@
 
 #include "snug/state.h"
 
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace snug {
 
 namespace detail {
@@ -149,17 +156,6 @@ class AsyncSnapshots {
   std::future<double> under_way_;  // gives the thread's seconds
   Report report_;
 };
-
-}  // namespace snug
-
-namespace torch::nn {
-class Module;
-}
-namespace torch::optim {
-class Optimizer;
-}
-
-namespace snug {
 
 /// Parameters and buffers under their names in the module. A tensor that is registered under several names (tied
 /// weights) is stored once, under the first name. Loading copies in place, so optimizers keep the same tensors. Loading

@@ -49,13 +49,8 @@ std::list<detail::SafetensorsReader> open_shards(const fs::path& path) {
 
 void save_safetensors(const fs::path& path, const std::map<std::string, at::Tensor>& tensors,
                       const std::map<std::string, std::string>& metadata) {
-  save_safetensors(path, tensors, metadata, detail::FileSystem::real());
-}
-
-void save_safetensors(const fs::path& path, const std::map<std::string, at::Tensor>& tensors,
-                      const std::map<std::string, std::string>& metadata, detail::FileSystem& files) {
   const detail::SafetensorsContent content(tensors, metadata, path.string());
-  detail::replace_file(path, content.parts(), files);
+  detail::replace_file(path, content.parts());
 }
 
 std::map<std::string, at::Tensor> load_safetensors(const fs::path& path) {

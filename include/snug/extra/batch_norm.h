@@ -40,14 +40,6 @@ namespace snug {
 /// BatchNorm).
 int64_t precise_batch_norm(torch::nn::Module& module, const std::function<void()>& forward);
 
-}  // namespace snug
-
-namespace torch::nn {
-class Module;
-}
-
-namespace snug {
-
 /// One replacement by batch_norm_to_group_norm.
 struct GroupNormChange {
   std::string name;  ///< the layer's name, as in named_modules(): "stem.norm"
@@ -65,14 +57,6 @@ struct GroupNormChange {
 /// Returns the replacements. Throws ConfigError, and has changed nothing, if a BatchNorm has another owner (the message
 /// names the layer and says what to write), if `module` itself is a BatchNorm or has none, or if groups < 1.
 std::vector<GroupNormChange> batch_norm_to_group_norm(torch::nn::Module& module, int64_t groups = 32);
-
-}  // namespace snug
-
-namespace torch::nn {
-class Module;
-}
-
-namespace snug {
 
 /// Sets the momentum m of every BatchNorm1d, 2d and 3d in `module`, and of derived classes, to 1 - (1 - m)^(1 /
 /// micro_batches). Returns the new value of the first layer in the order of Module::modules().
