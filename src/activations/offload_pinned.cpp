@@ -16,6 +16,7 @@
 #include "snug/state.h"
 #include "src/activations/offload_store.h"
 #include "src/activations/spill_extents.h"
+#include "src/activations/storage_views.h"
 
 // How an accelerator's storages wait in pinned memory (a store of offload_store.cpp)
 //
@@ -34,12 +35,6 @@ namespace snug::detail {
 namespace {
 
 using c10::impl::VirtualGuardImpl;
-
-// Returns all bytes of the storage as a tensor.
-at::Tensor bytes_of(const c10::Storage& storage) {
-  return at::empty({0}, at::TensorOptions(storage.device()).dtype(at::kByte))
-      .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
-}
 
 c10::Event recorded_on(const c10::Stream& stream) {
   c10::Event event(stream.device_type());
@@ -265,7 +260,7 @@ std::unique_ptr<StoredAway> PinnedStore::store(const c10::Storage& storage) {
   }
   const c10::Stream computing = VirtualGuardImpl(storage.device_type()).getStream(storage.device());
   try {
-    in_flight_.push_back({storage, computing, copy_out(bytes_of(storage), place->bytes, computing)});
+    in_flight_.push_back({storage, computing, copy_out(storage_bytes(storage), place->bytes, computing)});
   } catch (...) {
     slabs_.give_back(*place);
     throw;

@@ -9,7 +9,6 @@
 #include <variant>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/accumulate.h>
@@ -54,6 +53,13 @@ std::vector<at::Tensor> parameters_of(const std::vector<OptimizerParamGroup>& gr
   return parameters;
 }
 
+// Unchanged: torch's constructor merges options with defaults.
+void copy_options(const std::vector<OptimizerParamGroup>& from, std::vector<OptimizerParamGroup>& to) {
+  for (size_t g = 0; g < from.size(); ++g) {
+    to[g].set_options(from[g].options().clone());
+  }
+}
+
 }  // namespace
 
 class ShardedOptimizer::Impl {
@@ -72,7 +78,7 @@ class ShardedOptimizer::Impl {
   bool is_well_on_all_ranks(bool is_well) const;
   void gather() const;
   int64_t gathering_bytes() const;
-  std::vector<at::Tensor> own_pieces() const;
+  std::vector<at::Tensor> pieces_of(int rank) const;
   bool has_own() const { return own != nullptr; }
   StateDict own_state() const { return own ? own->state_dict().get<StateDict>("state") : StateDict(); }
 
@@ -138,10 +144,10 @@ void ShardedOptimizer::Impl::cut() {
   own = make_own(*whole);
 }
 
-std::vector<at::Tensor> ShardedOptimizer::Impl::own_pieces() const {
+std::vector<at::Tensor> ShardedOptimizer::Impl::pieces_of(int rank) const {
   std::vector<at::Tensor> result;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    if (pieces[i].rank == group->rank()) {
+    if (pieces[i].rank == rank) {
       result.push_back(views[i]);
     }
   }
@@ -175,9 +181,7 @@ std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer&
     return nullptr;
   }
   auto result = make(groups);
-  for (size_t g = 0; g < groups.size(); ++g) {  // unchanged: torch's constructor merges options with defaults
-    result->param_groups()[g].set_options(like.param_groups()[g].options().clone());
-  }
+  copy_options(like.param_groups(), result->param_groups());
   result->name_parameters(names);
   result->number_elements(first_of_mine);
   result->keep_state_in(placement);
@@ -246,13 +250,7 @@ bool ShardedOptimizer::Impl::is_well_on_all_ranks(bool is_well) const {
 
 void ShardedOptimizer::Impl::gather() const {
   for (int rank = 0; group->size() > 1 && rank < group->size(); ++rank) {
-    std::vector<at::Tensor> theirs;
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      if (pieces[i].rank == rank) {
-        theirs.push_back(views[i]);
-      }
-    }
-    if (!theirs.empty()) {
+    if (const std::vector<at::Tensor> theirs = pieces_of(rank); !theirs.empty()) {
       group->broadcast(theirs, rank);
     }
   }
@@ -261,9 +259,7 @@ void ShardedOptimizer::Impl::gather() const {
 
 ShardedOptimizer::ShardedOptimizer(std::unique_ptr<Impl> impl)
     : torch::optim::Optimizer(impl->whole->param_groups(), impl->whole->defaults().clone()), impl_(std::move(impl)) {
-  for (size_t g = 0; g < param_groups_.size(); ++g) {  // unchanged: torch's constructor merges options with defaults
-    param_groups_[g].set_options(impl_->whole->param_groups()[g].options().clone());
-  }
+  copy_options(impl_->whole->param_groups(), param_groups_);
 }
 
 ShardedOptimizer::ShardedOptimizer(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group,
@@ -351,12 +347,10 @@ void ShardedOptimizer::update_own(const at::Tensor& grad_scale, const at::Tensor
     before_writing();
     return;
   }
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    impl_->own->param_groups()[g].set_options(param_groups_[g].options().clone());
-  }
+  copy_options(param_groups_, impl_->own->param_groups());
   // Takes the gradients back from the pieces, because a gradient must be free when the parameter releases the gradient.
   const auto give_back = c10::make_scope_exit([this] {
-    for (const at::Tensor& piece : impl_->own_pieces()) {
+    for (const at::Tensor& piece : impl_->pieces_of(impl_->group->rank())) {
       piece.mutable_grad().reset();
     }
   });
@@ -399,9 +393,7 @@ StateDict ShardedOptimizer::state_dict() const {
         "the last step, then state_dict() on that rank",
         impl_->group->rank(), impl_->group->rank()));
   }
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    impl_->whole->param_groups()[g].set_options(param_groups_[g].options().clone());
-  }
+  copy_options(param_groups_, impl_->whole->param_groups());
   state.set("param_groups", impl_->whole->state_dict().get<StateDict>("param_groups"));
   return state;
 }
@@ -432,9 +424,7 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
   }
   impl_->whole = std::move(whole);
   impl_->own = std::move(own);
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    param_groups_[g].set_options(impl_->whole->param_groups()[g].options().clone());
-  }
+  copy_options(impl_->whole->param_groups(), param_groups_);
   impl_->consolidated.reset();
 }
 
