@@ -2,7 +2,6 @@
 // The BatchNorms of a module. LibTorch's three classes have no common base that is independent of the class itself (it
 // is a template of each).
 
-#include <functional>
 #include <optional>
 #include <vector>
 

@@ -2,7 +2,6 @@
 // Plans and profiles as JSON: an object whose first key names the kind. The value of the first key is the version of
 // the format.
 
-#include <string>
 #include <string_view>
 #include <utility>
 

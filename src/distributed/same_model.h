@@ -3,7 +3,6 @@
 // ranks compare models first.
 
 #include <string>
-#include <vector>
 
 #include "snug/distributed/data_parallel.h"
 

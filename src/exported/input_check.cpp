@@ -1,6 +1,5 @@
 #include "src/exported/input_check.h"
 
-#include <c10/util/StringUtil.h>
 #include <fmt/format.h>
 
 #include "snug/exported/exported_module.h"

@@ -1,7 +1,6 @@
 #include "src/exported/weights.h"
 
 #include <algorithm>
-#include <iterator>
 #include <memory>
 
 #include <ATen/ops/empty.h>

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <functional>
 #include <type_traits>
-#include <utility>
 #include <variant>
 
 #include <fmt/format.h>

@@ -1,5 +1,7 @@
 #include "src/memory/block_cache.h"
 
+#include <iterator>
+
 namespace snug::detail {
 
 void* BlockCache::take(size_t bytes) {

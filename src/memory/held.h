@@ -20,7 +20,6 @@
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/TensorImpl.h>
 
 namespace snug::detail {
 

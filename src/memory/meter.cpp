@@ -1,11 +1,9 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Allocator.h>
 #include <torch/nn/module.h>
 #include <torch/optim.h>
 

@@ -4,7 +4,6 @@
 // fields.
 
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>

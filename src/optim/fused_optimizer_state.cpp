@@ -1,6 +1,5 @@
 // FusedOptimizer's state: saved and loaded, in memory or in a file.
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>

@@ -3,12 +3,10 @@
 // the same elements of all tensors of the state. Pieces are read, updated and written. Several small pieces are one
 // block.
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -41,8 +39,6 @@ class FusedOptimizer::StateInFile {
   void write(ParameterState& state, std::string_view tensor, const at::Tensor& value);
   /// A copy in memory. Throws Error if the file cannot be read, or has other bytes than were written.
   at::Tensor read(const ParameterState& state, std::string_view tensor);
-  /// Whether the whole tensor was written.
-  static bool is_written(const ParameterState& state, std::string_view tensor);
   /// mapped() is the whole file. lent() is a tensor in the file, which takes no tensor memory. The tensor shows the
   /// content of the file at the time of reading, also after write() and after updates. Values that the program writes
   /// into the tensor stay in this process.

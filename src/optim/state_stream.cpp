@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "snug/core.h"
 
 // Transfers are made in one order: read 0, read 1, write 0, read 2, write 1, read 3 and so on. Block i + 2 has the

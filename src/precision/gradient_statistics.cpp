@@ -2,9 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 
-#include "snug/core.h"
 #include "snug/precision.h"
 
 namespace snug {

@@ -1,4 +1,3 @@
-#include <utility>
 
 #include <ATen/autocast_mode.h>
 
