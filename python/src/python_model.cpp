@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
 #include <torch/nn/cloneable.h>
 
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/state.h"
-#include "src/core/rng_guard.h"
 #include "src/memory/limit_paused.h"
 
 namespace torch::nn {
@@ -116,7 +116,7 @@ at::Tensor PythonOptimizer::step(LossClosure closure) {
 }
 
 int64_t PythonOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {
-  const detail::RngGuard generators;
+  const auto restore = c10::make_scope_exit([state = RngState::capture()] { state.restore(); });
   return with_lock([&] {
     py::list parameters;
     for (const auto& group : param_groups()) {

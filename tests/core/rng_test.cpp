@@ -4,13 +4,11 @@
 
 #include "snug/core.h"
 #include "snug/state.h"
-#include "src/core/rng_guard.h"
 #include "tests/support/tensors.h"
 
 namespace snug::rng_test {
 namespace {
 
-using detail::RngGuard;
 using ::testing::HasSubstr;
 using testing::same_bits;
 using torch::Tensor;
@@ -101,18 +99,6 @@ TEST(RngState, OfADeviceThatIsAbsentIsPassedOver) {
   saved.set("cuda:99", torch::zeros({16}, torch::kUInt8));
   const Tensor expected = torch::rand({7});
   RngState::from_state_dict(saved).restore();
-  EXPECT_TRUE(same_bits(torch::rand({7}), expected));
-}
-
-TEST(RngGuard, PutsTheGeneratorBackWhereItWas) {
-  torch::manual_seed(7);
-  const Tensor expected = torch::rand({7});
-  torch::manual_seed(7);
-  {
-    const RngGuard guard;
-    torch::manual_seed(1234);
-    torch::rand({1000});
-  }
   EXPECT_TRUE(same_bits(torch::rand({7}), expected));
 }
 

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/kernels/simd_targets.h"
+#include "tests/support/simd_targets.h"
 
 namespace snug::kernels::finite_test {
 namespace {

@@ -10,8 +10,8 @@
 
 #include <gmock/gmock.h>
 
-#include "src/kernels/simd_targets.h"
 #include "tests/kernels/conversions.h"
+#include "tests/support/simd_targets.h"
 
 namespace snug::kernels::master_adamw_test {
 namespace {

@@ -9,9 +9,9 @@
 
 #include <gmock/gmock.h>
 
-#include "src/kernels/simd_targets.h"
 #include "tests/kernels/conversions.h"
 #include "tests/kernels/split_weights.h"
+#include "tests/support/simd_targets.h"
 
 namespace snug::kernels::quantized_adamw_test {
 namespace {

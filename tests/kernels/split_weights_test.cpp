@@ -8,7 +8,7 @@
 
 #include <gmock/gmock.h>
 
-#include "src/kernels/simd_targets.h"
+#include "tests/support/simd_targets.h"
 
 namespace snug::kernels::split_weights_test {
 namespace {

@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/kernels/simd_targets.h"
+#include "tests/support/simd_targets.h"
 
 namespace snug::plan::faster_choices_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "src/kernels/simd_targets.h"
+#include "tests/support/simd_targets.h"
 
 #include <cstdint>
 
