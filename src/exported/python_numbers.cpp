@@ -52,7 +52,9 @@ double floor_divide(double a, double b) {
   const double quotient = (a - remainder_of(a, b)) / b, down = std::floor(quotient);
   return quotient == 0 ? std::copysign(0.0, a / b) : quotient - down > 0.5 ? down + 1 : down;
 }
-int64_t floor_divide(int64_t a, int64_t b) { return divisor(b) == -1 ? subtract(0, a) : (a - remainder_of(a, b)) / b; }
+int64_t floor_divide(int64_t a, int64_t b) {
+  return divisor(b) == -1 ? subtract(0, a) : a / b - (remainder_of(a, b) != a % b ? 1 : 0);
+}
 
 double true_divide(double a, double b) { return a / divisor(b); }
 double true_divide(int64_t a, int64_t b) { return static_cast<double>(a) / static_cast<double>(divisor(b)); }

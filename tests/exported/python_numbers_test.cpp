@@ -42,6 +42,7 @@ TEST(PythonNumbers, AreWhatPythonComputes) {
       {"_operator.floordiv", {whole(7), whole(2)}, whole(3)},
       {"_operator.floordiv", {whole(-7), whole(2)}, whole(-4)},
       {"_operator.floordiv", {whole(7), whole(-2)}, whole(-4)},
+      {"_operator.floordiv", {kLeast, whole(3)}, whole(-3074457345618258603)},
       {"_operator.floordiv", {-7.0, whole(2)}, -4.0},
       {"_operator.floordiv", {1.0, 0.1}, 9.0},
       {"_operator.mod", {whole(-7), whole(3)}, whole(2)},
