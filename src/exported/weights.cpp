@@ -36,10 +36,10 @@ int64_t extent(const std::vector<int64_t>& sizes, const std::vector<int64_t>& st
                 __builtin_mul_overflow(std::max<int64_t>(sizes[i] - 1, 0), strides[i], &step) ||
                 __builtin_add_overflow(last, step, &last);
   }
-  if (overflows || __builtin_add_overflow(last, offset, &end)) {
+  if (overflows || __builtin_add_overflow(last, offset, &end) || __builtin_add_overflow(end, 1, &end)) {
     throw CorruptFile(fmt::format("sizes and strides of '{}' give no tensor", name));
   }
-  return count == 0 ? 0 : end + 1;
+  return count == 0 ? 0 : end;
 }
 
 class WeightReader {

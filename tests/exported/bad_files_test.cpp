@@ -1,6 +1,7 @@
 // Files that are damaged, of another kind or made to do harm: each is refused with the reason, and nothing crashes.
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -125,6 +126,8 @@ std::vector<BadFile> bad_files() {
        "give no tensor"},
       {"far stride", of_meta("strides", {{{"as_int", 1LL << 60}}, {{"as_int", 1}}}), Kind::Corrupt, "give no tensor"},
       {"far offset", of_meta("storage_offset", {{"as_int", 1}}), Kind::Corrupt, "reaches beyond"},
+      {"farthest offset", of_meta("storage_offset", {{"as_int", std::numeric_limits<int64_t>::max()}}), Kind::Corrupt,
+       "give no tensor"},
       {"sparse", of_meta("layout", 1), Kind::Config, "sparse"},
       {"another file", of_weight([](Json& json) { json["path_name"] = "../../../../etc/passwd"; }), Kind::Corrupt,
        "has no record"},
