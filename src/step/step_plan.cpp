@@ -12,7 +12,7 @@
 #include "src/planner/simulator.h"
 #include "src/planner/solution.h"
 #include "src/remat/activation_plan.h"
-#include "src/step/step_choices.h"
+#include "src/step/saved_plans.h"
 
 namespace snug {
 namespace {

@@ -4,8 +4,7 @@
 // plans. Further files:
 // - step_planner.cpp: which plan a step gets
 // - step_trials.cpp: how a plan is found
-// - step_choices.h: the part of a plan that is saved with a run
-// - plan_file.h: how plans go to the next program
+// - saved_plans.h: the plans and the choices that go to the next program
 
 #include <cstdint>
 #include <filesystem>
@@ -17,7 +16,7 @@
 #include "snug/core.h"
 #include "snug/step_plan.h"
 #include "src/step/plan_life.h"
-#include "src/step/step_choices.h"
+#include "src/step/saved_plans.h"
 #include "src/step/step_ranks.h"
 #include "src/step/step_to_plan.h"
 #include "src/step/step_trials.h"

@@ -15,8 +15,7 @@
 
 #include "snug/step_plan.h"
 #include "src/planner/search.h"
-#include "src/step/plan_file.h"
-#include "src/step/step_choices.h"
+#include "src/step/saved_plans.h"
 #include "src/step/step_ranks.h"
 #include "src/step/step_to_plan.h"
 
