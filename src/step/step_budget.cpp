@@ -133,7 +133,13 @@ void StepBudget::begin_step() {
 // Each rank takes less of its own memory. If another rank ran out of memory, this rank has nothing to do.
 bool StepBudget::take_less(Repeats repeats) {
   constexpr int64_t kMostStepDowns = 4;
-  if (!planner_ || ranks_.is_dropped() || !journal_.is_open() || !planner_->step_down(no_room())) {
+  if (!planner_ || ranks_.is_dropped() || !journal_.is_open()) {
+    return false;
+  }
+  const bool keeps_all = planner_->last() != nullptr && planner_->watched() == nullptr;
+  if (!planner_->step_down(keeps_all             ? PlanEvent::NoRoomKeptAll
+                           : tries_.follows_plan ? PlanEvent::NoRoom
+                                                 : PlanEvent::NoRoomOtherwise)) {
     return false;
   }
   const bool can_repeat = repeats == Repeats::OnAllRanks || (repeats == Repeats::Alone && ranks_.is_alone());
@@ -141,14 +147,6 @@ bool StepBudget::take_less(Repeats repeats) {
     planner_->settle(PlanEvent::Made);  // for the next call
   }
   return can_repeat && tries_.step_downs < kMostStepDowns;
-}
-
-PlanEvent StepBudget::no_room() const {
-  const StepPlan* plan = last_plan();
-  if (plan != nullptr && !plan->activations && planner_->recorded() == nullptr) {
-    return PlanEvent::NoRoomKeptAll;
-  }
-  return tries_.follows_plan ? PlanEvent::NoRoom : PlanEvent::NoRoomOtherwise;
 }
 
 void StepBudget::go_back() {
@@ -163,10 +161,7 @@ void StepBudget::give_up() {
 }
 
 Loss StepBudget::forward(const std::function<Loss()>& forward) {
-  const StepPlan* plan = last_plan();
-  const ActivationPlan* watched = plan == nullptr     ? nullptr
-                                  : plan->activations ? &*plan->activations
-                                                      : planner_->recorded();
+  const ActivationPlan* watched = planner_ ? planner_->watched() : nullptr;
   if (watched == nullptr) {
     return forward();
   }

@@ -83,8 +83,6 @@ class StepBudget {
   void finish(StepResult& result);
 
  private:
-  PlanEvent no_room() const;
-
   StepRanks& ranks_;
   TrainedParameters& parameters_;
   Bytes budget_;  // the smallest of all ranks
