@@ -700,10 +700,7 @@ class Stepper::Impl {
       stepper_.budget_.state_place().put(placement.state);
       stepper_.budget_.model_place().put(placement.model);
     }
-    BytesByKind bytes(Placement placement) const override {
-      return detail::bytes_by_kind(stepper_.model_, stepper_.optimizer_, stepper_.parameters_,
-                                   stepper_.budget_.model_place(), stepper_.budget_.state_place(), placement);
-    }
+    BytesByKind bytes(Placement placement) const override { return stepper_.budget_.bytes(placement); }
     std::string pinned_by() const override {
       return is_whole_ ? "a Loss::whole" : stepper_.options_.budget.carried.empty() ? "" : "carried state";
     }
