@@ -3,21 +3,19 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <optional>
-#include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <torch/nn/module.h>
 
 #include "snug/optimizer.h"
 #include "snug/step_plan.h"
-#include "src/core/gradient_hooks.h"
 #include "src/memory/file_window.h"
+#include "src/memory/gradients_in_file.h"
 #include "src/step/step_to_plan.h"
 #include "src/step/trained_parameters.h"
 
@@ -28,9 +26,8 @@ class Optimizer;
 namespace snug::detail {
 
 /// The place of a model's weights, large buffers and gradients. Weights and buffers keep their storages. Only the
-/// memory of the storages changes, so all tensors on the storages move too. A gradient goes to the gradient's file when
-/// backward has completed the gradient, and is added to the gradients of earlier micro-batches in the file. At the end
-/// of the step the sum is the parameter's gradient.
+/// memory of the storages changes, so all tensors on the storages move too. Gradients are collected in files
+/// (GradientsInFile), and are the parameters' gradients at the end of the step.
 class ModelPlace {
  public:
   /// `directory`: for the files; none: the model stays in memory.
@@ -56,32 +53,24 @@ class ModelPlace {
   /// that would take the gradients, and as put() does.
   void begin();
   /// Within the window: the collected gradients become the parameters' gradients (true), or stop being the parameters'.
-  void lend_gradients(bool lent);
+  void lend_gradients(bool lent) { gradients_.lend(parameters_.accumulated(), lent); }
   /// Ends the window. Gradients are the parameters' own: backward passes of the program add to the gradients.
   void end();
   /// Ends the window, and drops the gradients.
-  void drop_gradients();
+  void drop_gradients() { gradients_.drop(); }
 
  private:
-  struct Gradient {
-    at::Tensor sum;
-    bool is_there = false;
-  };
-
   std::vector<c10::Storage> storages() const;
   void enter();
   void leave();
   void move(Place to);
-  void collect_gradients();
-  static void add(Gradient& to, const at::Tensor& parameter);
 
   torch::nn::Module& model_;
   const TrainedParameters& parameters_;
   std::optional<std::filesystem::path> directory_;
   std::optional<FileWindow> window_;
   std::vector<c10::Storage> moved_;
-  std::unordered_map<const void*, Gradient> gradients_;  // by parameter
-  std::unique_ptr<GradientHooks> hooks_;
+  GradientsInFile gradients_;
 };
 
 /// The place of the optimizer's state.
@@ -106,11 +95,5 @@ class StatePlace {
   MovableState* optimizer_ = nullptr;
   std::filesystem::path directory_;
 };
-
-/// Weights, gradients and optimizer state under a placement, as far as the parts can leave memory. The FP32 masters
-/// that the Stepper makes are weights.
-BytesByKind bytes_by_kind(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
-                          const TrainedParameters& parameters, const ModelPlace& model_place,
-                          const StatePlace& state_place, Placement placement);
 
 }  // namespace snug::detail

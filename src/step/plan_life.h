@@ -4,14 +4,7 @@
 // Trials propose a plan, or a file does; the first step under the plan proves the plan. Events in a step may put the
 // plan in doubt. A new plan costs trials in the middle of training, and may come to another micro-batch with other
 // bits. The old plan may fail in each step. Between the two, the same plan with more memory left free is a third
-// answer. The table chooses an answer for each event:
-//
-//   event \ state                       Read        Tried            Proven
-//   made as planned                     Proven      Proven           Proven
-//   made, with other operators          plan again  Proven           Proven
-//   out of memory, as planned           plan again  leave more free  leave more free
-//   out of memory, other operators      plan again  plan again       plan again
-//   out of memory, keeps everything     plan again  leave more free  plan again
+// answer. The table of next_of() chooses an answer for each event.
 //
 // Reasons:
 // - Nobody in this program has tried a plan from a file, so nothing about such a plan is trusted.
@@ -34,7 +27,7 @@ namespace snug::detail {
 enum class PlanState : uint8_t { Read, Tried, Proven };
 
 enum class PlanEvent : uint8_t {
-  Made,
+  Made,             ///< as planned
   MadeOtherwise,    ///< with other operators
   NoRoom,           ///< out of memory, as planned or with larger results
   NoRoomOtherwise,  ///< out of memory, with other operators
@@ -43,15 +36,16 @@ enum class PlanEvent : uint8_t {
 
 enum class PlanNext : uint8_t { Prove, LeaveMoreFree, PlanAnew };
 
-/// The table above.
+/// What follows from an event. PlanAnew: the plan is made again.
 constexpr PlanNext next_of(PlanState state, PlanEvent event) {
   using enum PlanNext;
   constexpr PlanNext kTable[][3] = {
-      {Prove, Prove, Prove},
-      {PlanAnew, Prove, Prove},
-      {PlanAnew, LeaveMoreFree, LeaveMoreFree},
-      {PlanAnew, PlanAnew, PlanAnew},
-      {PlanAnew, LeaveMoreFree, PlanAnew},
+      // Read, Tried, Proven
+      {Prove, Prove, Prove},                     // Made
+      {PlanAnew, Prove, Prove},                  // MadeOtherwise
+      {PlanAnew, LeaveMoreFree, LeaveMoreFree},  // NoRoom
+      {PlanAnew, PlanAnew, PlanAnew},            // NoRoomOtherwise
+      {PlanAnew, LeaveMoreFree, PlanAnew},       // NoRoomKeptAll
   };
   return kTable[static_cast<size_t>(event)][static_cast<size_t>(state)];
 }

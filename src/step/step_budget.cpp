@@ -30,9 +30,50 @@
 #include "snug/offload.h"
 #include "snug/plan.h"
 #include "src/core/allocated_bytes.h"
+#include "src/core/optimizer_capabilities.h"
 #include "src/memory/device.h"
 
 namespace snug::detail {
+namespace {
+
+int64_t weight_bytes(const torch::nn::Module& model, const TrainedParameters& parameters) {
+  AllocatedBytes bytes;
+  for (const auto& tensors : {model.parameters(), model.buffers()}) {
+    for (const at::Tensor& tensor : tensors) {
+      bytes.add(tensor);
+    }
+  }
+  for (const auto& [name, tensor] : parameters.full_precision()) {
+    bytes.add(tensor);
+  }
+  return bytes.count();
+}
+
+// Of state that can leave memory, nearly all leaves. Counters of steps and a frozen parameter's state stay. Counting
+// tensors in a file would read the tensors.
+int64_t state_bytes(const torch::optim::Optimizer& optimizer, const PartInFile& in_file) {
+  if (in_file.can_leave()) {
+    return in_file.moved;
+  }
+  AllocatedBytes bytes;
+  for (const at::Tensor& tensor : state_tensors(optimizer)) {
+    bytes.add(tensor);
+  }
+  return bytes.count() + state_bytes_to_come(optimizer);
+}
+
+// None: the model stays in memory. Reasons:
+// - An update of all parameters at once would bring all parameters into memory.
+// - Gradients that other ranks add to lie in buckets.
+// - Masters are not part of the model.
+std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options, const StatePlace& state_place,
+                                                        const StepRanks& ranks) {
+  const bool can_leave = options.budget.plan && !options.budget.memory.is_unlimited() &&
+                         state_place.bytes().can_leave() && ranks.is_alone() && options.weights == Weights::Full;
+  return can_leave ? options.budget.offload : std::nullopt;
+}
+
+}  // namespace
 
 // In a step each parameter has three scalars: two scalars of an optimizer such as AdamW, and the norm. On a CPU the
 // scalars are small.
@@ -42,15 +83,25 @@ int64_t StepBudget::own_bytes() const {
   return kSmallThings + kScalars * rounding * static_cast<int64_t>(parameters_.all().size());
 }
 
-// None: the model stays in memory. Reasons:
-// - An update of all parameters at once would bring all parameters into memory.
-// - Gradients that other ranks add to lie in buckets.
-// - Masters are not part of the model.
-static std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options,
-                                                               const StatePlace& state_place, const StepRanks& ranks) {
-  const bool can_leave = options.budget.plan && !options.budget.memory.is_unlimited() &&
-                         state_place.bytes().can_leave() && ranks.is_alone() && options.weights == Weights::Full;
-  return can_leave ? options.budget.offload : std::nullopt;
+BytesByKind StepBudget::bytes(Placement placement) const {
+  BytesByKind bytes;
+  bytes.weights.in_memory = weight_bytes(model_, parameters_);
+  bytes.gradients.in_memory = parameters_.bytes_of_all_gradients();
+  const PartInFile state_in_file = state_place_.bytes();
+  bytes.optimizer_state.in_memory = state_bytes(optimizer_, state_in_file);
+  if (placement.state == Place::File) {
+    bytes.optimizer_state.outside = state_in_file.moved;
+    bytes.optimizer_state.in_memory -= bytes.optimizer_state.outside;
+  }
+  if (placement.model == Place::File) {
+    const PartInFile in_file = model_place_.bytes();
+    const int64_t window = model_place_.window_bytes(), small_gradients = in_file.beside - window;
+    bytes.weights.outside = in_file.moved;
+    bytes.weights.in_memory += window - in_file.moved;
+    bytes.gradients.outside = bytes.gradients.in_memory - small_gradients;
+    bytes.gradients.in_memory = small_gradients;
+  }
+  return bytes;
 }
 
 StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
@@ -61,6 +112,7 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
       state_place_(optimizer, options.budget.offload, parameters.device()),
       model_place_(model, parameters, directory_of_model(options, state_place_, ranks)),
       model_(model),
+      optimizer_(optimizer),
       carried_(options.budget.carried) {
   const c10::Device device = parameters.device();
   const bool plans = options.budget.plan && (device.is_cpu() || at::isAccelerator(device.type()));
@@ -133,7 +185,13 @@ void StepBudget::begin_step() {
 // Each rank takes less of its own memory. If another rank ran out of memory, this rank has nothing to do.
 bool StepBudget::take_less(Repeats repeats) {
   constexpr int64_t kMostStepDowns = 4;
-  if (!planner_ || ranks_.is_dropped() || !journal_.is_open() || !planner_->step_down(no_room())) {
+  if (!planner_ || ranks_.is_dropped() || !journal_.is_open()) {
+    return false;
+  }
+  const bool keeps_all = planner_->last() != nullptr && planner_->watched() == nullptr;
+  if (!planner_->step_down(keeps_all             ? PlanEvent::NoRoomKeptAll
+                           : tries_.follows_plan ? PlanEvent::NoRoom
+                                                 : PlanEvent::NoRoomOtherwise)) {
     return false;
   }
   const bool can_repeat = repeats == Repeats::OnAllRanks || (repeats == Repeats::Alone && ranks_.is_alone());
@@ -141,14 +199,6 @@ bool StepBudget::take_less(Repeats repeats) {
     planner_->settle(PlanEvent::Made);  // for the next call
   }
   return can_repeat && tries_.step_downs < kMostStepDowns;
-}
-
-PlanEvent StepBudget::no_room() const {
-  const StepPlan* plan = last_plan();
-  if (plan != nullptr && !plan->activations && planner_->recorded() == nullptr) {
-    return PlanEvent::NoRoomKeptAll;
-  }
-  return tries_.follows_plan ? PlanEvent::NoRoom : PlanEvent::NoRoomOtherwise;
 }
 
 void StepBudget::go_back() {
@@ -163,10 +213,7 @@ void StepBudget::give_up() {
 }
 
 Loss StepBudget::forward(const std::function<Loss()>& forward) {
-  const StepPlan* plan = last_plan();
-  const ActivationPlan* watched = plan == nullptr     ? nullptr
-                                  : plan->activations ? &*plan->activations
-                                                      : planner_->recorded();
+  const ActivationPlan* watched = planner_ ? planner_->watched() : nullptr;
   if (watched == nullptr) {
     return forward();
   }

@@ -12,14 +12,9 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-#include "snug/accumulation.h"
-#include "snug/step_plan.h"
-#include "src/remat/effect_journal.h"
 #include "src/step/check_options.h"
 #include "src/step/places.h"
 #include "src/step/step_planner.h"
-#include "src/step/step_ranks.h"
-#include "src/step/trained_parameters.h"
 
 namespace snug::detail {
 
@@ -54,6 +49,9 @@ class StepBudget {
 
   /// Room for small needs of a step besides its tensors: loss sums, scales, states of generators.
   int64_t own_bytes() const;
+  /// Weights, gradients and optimizer state under a placement, as far as the parts can leave memory. The FP32 masters
+  /// that the Stepper makes are weights.
+  BytesByKind bytes(Placement placement) const;
 
   /// The plan for a step, with the same micro-batch on all ranks. Null if the step has no items.
   const StepPlan* plan(StepToPlan step);
@@ -83,8 +81,6 @@ class StepBudget {
   void finish(StepResult& result);
 
  private:
-  PlanEvent no_room() const;
-
   StepRanks& ranks_;
   TrainedParameters& parameters_;
   Bytes budget_;  // the smallest of all ranks
@@ -93,6 +89,7 @@ class StepBudget {
   std::optional<StepPlanner> planner_;
   std::exception_ptr no_link_;  // why the link cannot be used for offload
   torch::nn::Module& model_;
+  torch::optim::Optimizer& optimizer_;
   std::vector<at::Tensor*> carried_;
   EffectJournal journal_;  // open until parameters are written
   struct Tries {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <tuple>
 
 #include <fmt/format.h>
 
@@ -12,7 +11,7 @@
 #include "src/planner/simulator.h"
 #include "src/planner/solution.h"
 #include "src/remat/activation_plan.h"
-#include "src/step/step_choices.h"
+#include "src/step/saved_plans.h"
 
 namespace snug {
 namespace {
@@ -25,8 +24,7 @@ constexpr detail::JsonKind kStepPlanJson{
 // One word, or three words.
 std::string way_of(const ActivationPlan& plan) {
   const plan::Simulation run = detail::PlanContent::of(plan).simulator().run(detail::solution_of(plan).stays);
-  const bool rebuilds = std::any_of(run.replays.begin(), run.replays.end(),
-                                    [](const plan::Replay& one) { return !one.operators.empty(); });
+  const bool rebuilds = std::ranges::any_of(run.replays, [](const auto& one) { return !one.operators.empty(); });
   return run.offloaded.empty() ? "recompute" : rebuilds ? "recompute and offload" : "offload";
 }
 
@@ -71,10 +69,6 @@ plan::Choice planner_choice(const StepChoice& choice) {
           .seconds = choice.seconds};
 }
 
-Place place_from(const Json& json, const char* is_in_file) {
-  return json.value(is_in_file, false) ? Place::File : Place::Memory;
-}
-
 BytesByKind bytes_from(const Json& json) {
   BytesByKind bytes;
   for (const auto& kind : kKinds) {
@@ -99,12 +93,7 @@ StepChoice detail::step_choice(plan::Choice choice) {
           .plan = std::make_shared<const plan::Solution>(std::move(choice.plan))};
 }
 
-bool operator==(const StepChoice& a, const StepChoice& b) {
-  const auto numbers = [](const StepChoice& one) {
-    return std::tuple(one.items, one.micro_batches, one.peak_bytes, one.seconds);
-  };
-  return numbers(a) == numbers(b) && (a.plan == b.plan || (a.plan && b.plan && *a.plan == *b.plan));
-}
+bool operator==(const StepChoice& a, const StepChoice& b) { return planner_choice(a) == planner_choice(b); }
 
 std::string StepPlan::explain() const {
   const std::string file = read_from.empty() ? "" : fmt::format("Read from {}.\n", read_from.string());
@@ -178,10 +167,11 @@ std::string StepPlan::to_json() const {
 
 StepPlan StepPlan::from_json(std::string_view text) {
   return detail::read_versioned_json(kStepPlanJson, text, [](const Json& json) {
+    const auto place = [&](const char* key) { return json.value(key, false) ? Place::File : Place::Memory; };
     StepPlan plan{.budget_bytes = detail::whole_number<int64_t>(json.at("budget_bytes")),
                   .choice = detail::step_choice(plan::Choice::from_json(json.at("choice").dump())),
                   .slices = json.value("slices", int64_t{1}),
-                  .placement = {.state = place_from(json, "state_in_file"), .model = place_from(json, "model_in_file")},
+                  .placement = {.state = place("state_in_file"), .model = place("model_in_file")},
                   .considered = json.at("considered").get<std::string>()};
     if (json.contains("bytes")) {
       plan.bytes = bytes_from(json.at("bytes"));

@@ -33,12 +33,10 @@
 
 #include <algorithm>
 #include <exception>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
-#include "snug/core.h"
 #include "snug/state.h"
 #include "src/core/first_line.h"
 #include "src/remat/activation_plan.h"
@@ -107,16 +105,16 @@ void StepPlanner::leave_room(Known& known, const StepToPlan& step) {
   }
   Known roomy = known;
   try {
-    step.trial.put(outside_in_either(stays_, roomy.trials.while_trying()));
+    step.trial.put(roomy.trials.while_trying());
     roomy.trials.leave_free(roomy.trials.counts().left_free + room);
     choose(roomy, step);
     roomy.trials.leave_free(roomy.trials.counts().left_free - room);
     known = std::move(roomy);
+  } catch (const BudgetExceeded&) {  // without room
   } catch (const std::exception& error) {
-    if (dynamic_cast<const BudgetExceeded*>(&error) == nullptr && !is_out_of_memory(error)) {
+    if (!is_out_of_memory(error)) {
       throw;
     }
-    remember(known);  // without room
   }
 }
 
@@ -137,7 +135,10 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     plan_again(*known, step);
   }
   last_ = known;
-  return in_place(step);
+  const Placement placement = known->plan.placement;
+  stays_ = {.state = std::max(stays_.state, placement.state), .model = std::max(stays_.model, placement.model)};
+  step.trial.put(stays_);
+  return &known->plan;
 }
 
 // Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits
@@ -147,7 +148,7 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   const bool may_leave = known.plan.placement.model == Place::Memory && step.counts.model_in_file.can_leave();
   std::exception_ptr refusal;
   try {
-    step.trial.put(outside_in_either(stays_, known.trials.while_trying()));
+    step.trial.put(known.trials.while_trying());
     known.trials.run_again(step, choices_.find(step), known.plan.choice.items);
     choose(known, step);
     return;
@@ -239,13 +240,6 @@ bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step)
       static_cast<double>(choice.micro_batches) * (choice.plan->seconds - choice.plan->plain_seconds);
   return recomputing >
          limits_.link.out_seconds(step.counts.gradient_bytes) + limits_.link.back_seconds(step.counts.gradient_bytes);
-}
-
-const StepPlan* StepPlanner::in_place(const StepToPlan& step) {
-  const StepPlan& plan = last_->plan;
-  stays_ = outside_in_either(stays_, plan.placement);
-  step.trial.put(stays_);
-  return &plan;
 }
 
 void StepPlanner::choose(Known& known, const StepToPlan& step) {

@@ -1,11 +1,5 @@
 #pragma once
-// StepPlanner: the plans of a Stepper with a budget. A plan is made when a shape of batch is first seen. The
-// plan then serves all batches that are no larger, if items waste at most a fifth. So batches of many lengths need few
-// plans. Further files:
-// - step_planner.cpp: which plan a step gets
-// - step_trials.cpp: how a plan is found
-// - step_choices.h: the part of a plan that is saved with a run
-// - plan_file.h: how plans go to the next program
+// StepPlanner: the plans of a Stepper with a budget. step_planner.cpp opens with which plan a step gets.
 
 #include <cstdint>
 #include <filesystem>
@@ -15,19 +9,14 @@
 #include <utility>
 
 #include "snug/core.h"
-#include "snug/step_plan.h"
 #include "src/step/plan_life.h"
-#include "src/step/step_choices.h"
-#include "src/step/step_ranks.h"
-#include "src/step/step_to_plan.h"
 #include "src/step/step_trials.h"
 
 namespace snug::detail {
 
 class StepPlanner {
  public:
-  /// `splits_batch_norm`: whether a batch may be cut though the model normalises by batch statistics. `link`: the link
-  /// over which plans may offload. `device`: the device of the budget. `folder`: for the file of plans; empty: no file.
+  /// See PlanLimits. `folder`: for the file of plans; empty: no file.
   StepPlanner(Bytes budget, bool splits_batch_norm, OffloadLink link = {}, c10::Device device = c10::kCPU,
               std::filesystem::path folder = {})
       : limits_{budget.count(), splits_batch_norm, std::move(link), device}, folder_(std::move(folder)) {}
@@ -63,10 +52,15 @@ class StepPlanner {
   std::string choices() const { return choices_.to_text(); }
   void set_choices(StepChoices choices);
 
-  /// The operators to watch in the first step under a plan that was read and keeps everything, so that changed
-  /// operators are noticed. Null: the step need not be watched.
-  const ActivationPlan* recorded() const {
-    return last_ != nullptr && last_->state == PlanState::Read && last_->recorded ? &*last_->recorded : nullptr;
+  /// The operators to watch in the step: those of a plan that does not keep everything. In the first step under a plan
+  /// that was read and keeps everything, the operators from the file, so that changed operators are noticed. Null: the
+  /// step need not be watched.
+  const ActivationPlan* watched() const {
+    if (last_ == nullptr || (!last_->plan.activations && last_->state != PlanState::Read)) {
+      return nullptr;
+    }
+    const auto& watched = last_->plan.activations ? last_->plan.activations : last_->recorded;
+    return watched ? &*watched : nullptr;
   }
 
   /// Null: no plan.
@@ -108,7 +102,6 @@ class StepPlanner {
   bool is_outdated(const Known& known, const StepToPlan& step) const;
   void choose(Known& known, const StepToPlan& step);
   void remember(const Known& known);
-  const StepPlan* in_place(const StepToPlan& step);
 
   PlanLimits limits_;
   std::list<Known> known_;

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include "snug/autocast.h"
-#include "snug/precision.h"
 
 namespace snug::detail {
 namespace {

@@ -3,7 +3,6 @@
 // precision guard has moved to FP32.
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,11 +10,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include "snug/accumulation.h"
-#include "snug/grad_scaler.h"
-#include "snug/precision.h"
-#include "snug/state.h"
-#include "snug/step_plan.h"
 #include "snug/stepper.h"
 #include "src/precision/guard_evidence.h"
 #include "src/precision/precision_guard.h"
@@ -34,7 +28,6 @@ class StepPrecision {
   Precision precision() const { return precision_; }
   bool is_low() const { return precision_ != Precision::Float32; }
   GradScaler& scaler() { return scaler_; }
-  const GradScaler& scaler() const { return scaler_; }
   /// The loss scale, a scalar on the device.
   at::Tensor scale();
   /// The regions for forward; null without a guard.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <string>
+#include <vector>
 
 #include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
@@ -19,6 +19,15 @@ int64_t elements(const Batch::Shape& shape) {
     count += c10::multiply_integers(sizes);
   }
   return count;
+}
+
+// Whether the steps differ in the sizes of tensors alone, and are_like(sizes, sizes) holds for each pair of tensors.
+template <class AreLike>
+bool are_alike(const StepKind& one, const StepKind& other, const AreLike& are_like) {
+  return one.modes == other.modes && one.trained == other.trained &&
+         std::ranges::equal(one.shape.tensors, other.shape.tensors, [&](const auto& a, const auto& b) {
+           return a.first == b.first && are_like(a.second, b.second);
+         });
 }
 
 }  // namespace
@@ -49,35 +58,25 @@ StepMemory StepCounts::memory(Placement placement) const {
 }
 
 std::optional<double> growth(const StepKind& planned, int64_t items, bool is_cut, const StepToPlan& step) {
-  const auto &from = planned.shape.tensors, &to = step.kind.shape.tensors;
   const int64_t batch = step.counts.batch;
   const int64_t at_once = std::min(batch, step.micro_batch > 0 ? step.micro_batch : is_cut ? items : batch);
-  if (planned.modes != step.kind.modes || planned.trained != step.kind.trained || from.size() != to.size() ||
-      (!is_cut && (at_once < batch || batch > items))) {
-    return std::nullopt;
-  }
   double largest = 0;
-  for (size_t i = 0; i < from.size(); ++i) {
-    if (from[i].first != to[i].first || from[i].second.size() != to[i].second.size()) {
-      return std::nullopt;
-    }
+  const auto compare = [&](const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
     const auto elements = [](const std::vector<int64_t>& sizes, int64_t count) {
       return static_cast<double>(c10::multiply_integers(sizes)) * static_cast<double>(count);
     };
-    largest = std::max(largest, elements(to[i].second, at_once) / std::max(1.0, elements(from[i].second, items)));
-  }
-  return largest;
+    largest = std::max(largest, elements(to, at_once) / std::max(1.0, elements(from, items)));
+    return from.size() == to.size();
+  };
+  const bool has_room = is_cut || (at_once == batch && batch <= items);
+  return has_room && are_alike(planned, step.kind, compare) ? std::optional(largest) : std::nullopt;
 }
 
 bool covers(const StepKind& large, const StepKind& small) {
-  const auto is_no_smaller = [](const auto& a, const auto& b) {
-    return a.first == b.first &&
-           std::equal(a.second.begin(), a.second.end(), b.second.begin(), b.second.end(), std::greater_equal<>());
+  const auto is_no_smaller = [](const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+    return std::ranges::equal(a, b, std::greater_equal<>());
   };
-  return large == small || (large.modes == small.modes && large.trained == small.trained &&
-                            std::equal(large.shape.tensors.begin(), large.shape.tensors.end(),
-                                       small.shape.tensors.begin(), small.shape.tensors.end(), is_no_smaller) &&
-                            5 * elements(large.shape) <= 6 * elements(small.shape));
+  return are_alike(large, small, is_no_smaller) && 5 * elements(large.shape) <= 6 * elements(small.shape);
 }
 
 }  // namespace snug::detail

@@ -1,7 +1,6 @@
 #pragma once
 // StepToPlan: a step before planning. TrialRunner: how the step can be tried.
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -145,11 +144,6 @@ auto closest(All& all, const GrowthOf& growth_of) {
     }
   }
   return alike < kPlansOfLikeSteps ? nullptr : found;
-}
-
-/// In a file: each part that `a` or `b` has in a file.
-inline Placement outside_in_either(Placement a, Placement b) {
-  return {.state = std::max(a.state, b.state), .model = std::max(a.model, b.model)};
 }
 
 }  // namespace snug::detail

@@ -43,7 +43,6 @@
 
 #include "src/step/step_trials.h"
 
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -56,7 +55,6 @@
 #include "src/core/first_line.h"
 #include "src/memory/device_memory.h"
 #include "src/planner/extrapolate.h"
-#include "src/planner/search.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 #include "src/remat/same_losses.h"
@@ -88,14 +86,14 @@ std::string normalises_by_batch(const plan::Profile& profile) {
   return {};
 }
 
-PlacedBytes bytes_of_activations(const plan::Profile& profile, const plan::Solution& plan) {
-  const plan::Simulator simulator(profile);
+PlacedBytes bytes_of_activations(const plan::Simulator& simulator, const plan::Solution& plan) {
+  const auto& storages = simulator.profile().storages;
   PlacedBytes placed;
   for (const int storage : simulator.at_peak(plan.stays).storages) {
-    placed.in_memory += profile.storages[static_cast<size_t>(storage)].bytes;
+    placed.in_memory += storages[static_cast<size_t>(storage)].bytes;
   }
   for (const int storage : simulator.run(plan.stays).offloaded) {
-    placed.outside += profile.storages[static_cast<size_t>(storage)].bytes;
+    placed.outside += storages[static_cast<size_t>(storage)].bytes;
   }
   return placed;
 }
@@ -185,7 +183,7 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
         profile_step(forward,
                      {.link = limits_->link,
                       .plan = way.plan,
-                      .may_fit_plainly = way.may_fit_plainly,
+                      .may_fit_plainly = way.only_so || way.slices > 1 || items != does_not_fit_,
                       .only_so = way.only_so,
                       .runs = way.runs},
                      trial.journal(), {.counts_kept = true, .persists = way.is_last_resort || is_least(step, items)});
@@ -205,10 +203,6 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
 
 // False: the micro-batch does not run within the budget.
 bool StepTrials::try_one(const StepToPlan& step, int64_t items, const Way& way) {
-  const auto note = [&](std::string_view what) {
-    untried_ +=
-        fmt::format("{:>12} {}{}\n", items, way.slices > 1 ? fmt::format("in {} slices ", way.slices) : "", what);
-  };
   const SliceScope scope(way.slices);
   tried_.erase(items);
   try {
@@ -224,19 +218,20 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, const Way& way) 
         (!is_memory && ((is_misuse && measured_for_ == 0) || !may_fail))) {
       throw;
     }
-    note(is_memory ? "does not run within the budget"
-                   : fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
+    if (!way.only_so) {
+      untried_ += fmt::format(
+          "{:>12} {}{}\n", items, way.slices > 1 ? fmt::format("in {} slices ", way.slices) : "",
+          is_memory ? "does not run within the budget"
+                    : fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
+    }
   }
   can_slice_ = can_slice_ || scope.was_asked();
   const bool has_run = tried_.contains(items);
-  if (step.micro_batch > 0) {
-    return has_run;  // the user has decided
-  }
-  if (pinned_by_.empty()) {
+  if (step.micro_batch == 0 && pinned_by_.empty()) {  // otherwise the answer is known
     pinned_by_ = step.trial.pinned_by();
-  }
-  if (has_run && pinned_by_.empty() && !limits_->splits_batch_norm) {
-    pinned_by_ = normalises_by_batch(tried_.at(items).profile);
+    if (has_run && pinned_by_.empty() && !limits_->splits_batch_norm) {
+      pinned_by_ = normalises_by_batch(tried_.at(items).profile);
+    }
   }
   return has_run;
 }
@@ -254,14 +249,7 @@ std::optional<StepTrials::Tried> StepTrials::predicted(int64_t small, int64_t la
                .is_predicted = true};
 }
 
-// Predicts the candidates up to `most` items from two small micro-batches, and runs the best. False: predictions do not
-// help. Micro-batches that ran remain.
-bool StepTrials::predict(const StepToPlan& step, int64_t most) {
-  const bool is_enough = predict_candidates(step, most) && run_the_best(step);
-  std::erase_if(tried_, [](const auto& entry) { return entry.second.is_predicted; });
-  return is_enough;
-}
-
+// Predicts the candidates up to `most` items from two small micro-batches. False: predictions do not help.
 bool StepTrials::predict_candidates(const StepToPlan& step, int64_t most) {
   int64_t small = 0, large = most < kLeastToPredictWell ? 2 : std::max<int64_t>(most / 8, 4);
   // The first run is cold.
@@ -344,7 +332,6 @@ bool StepTrials::run_the_best(const StepToPlan& step) {
 // by a plan with fewer bytes. `quick`: the plan that a short search has found.
 void StepTrials::run_predicted(const StepToPlan& step, const plan::Solution& quick, int64_t items) {
   const Tried predicted = tried_.at(items);
-  const std::string untried = untried_;
   const int64_t budget = room(items);
   plan::Solver solver(predicted.search().simulator);
   for (const int64_t within : {budget, budget - budget / kLessAfterFailure}) {
@@ -360,11 +347,9 @@ void StepTrials::run_predicted(const StepToPlan& step, const plan::Solution& qui
       if (tried.verified && tried.search().simulator.run(*tried.verified).peak_bytes <= room(items)) {
         tried.search().solver.accept(*tried.verified, room(items));
       }
-      untried_ = untried;
       return;
     }
   }
-  untried_ = untried;
   tried_.erase(items);
 }
 
@@ -374,7 +359,7 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
     const int64_t items = std::min(step.micro_batch, step.counts.batch);
     const int64_t slices = before != nullptr && before->items == items ? before->slices : 1;
     if (slices > 1 || (!fits_or_is_predicted(step, items) && !tried_.contains(items))) {
-      try_one(step, items, {.slices = slices, .may_fit_plainly = slices > 1 || items != does_not_fit_});
+      try_one(step, items, {.slices = slices});
     }
     return items;
   }
@@ -391,27 +376,39 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
 }
 
 // Whether `most` items fit plainly, or a prediction has found a micro-batch that fits. Few items, and carried state,
-// are not predicted.
+// are not predicted. Micro-batches that ran remain.
 bool StepTrials::fits_or_is_predicted(const StepToPlan& step, int64_t most) {
-  return fits_plainly_at_once(step, most) ||
-         (most >= kLeastToPredict && step.trial.pinned_by().empty() && predict(step, most));
+  if (fits_plainly(step, most)) {
+    return true;
+  }
+  if (most < kLeastToPredict || !step.trial.pinned_by().empty()) {
+    return false;
+  }
+  const bool helps = predict_candidates(step, most) && run_the_best(step);
+  std::erase_if(tried_, [](const auto& entry) { return entry.second.is_predicted; });
+  return helps;
 }
 
 // Runs the micro-batch without any plan. Most steps need no plan. The second run shows a state of the model that
-// nobody takes back, and times that are not those of a cold start.
-bool StepTrials::fits_plainly_at_once(const StepToPlan& step, int64_t items) {
-  const std::string untried = untried_;
-  const bool has_run = try_one(step, items, {.only_so = true});
-  untried_ = untried;
-  does_not_fit_ = has_run ? 0 : items;
-  return has_run && fits_plainly(items);
+// nobody takes back, and times that are not those of a cold start. True: nothing has to be rebuilt or offloaded, with
+// the state in memory if the state may be there.
+bool StepTrials::fits_plainly(const StepToPlan& step, int64_t items) {
+  does_not_fit_ = try_one(step, items, {.only_so = true}) ? 0 : items;
+  if (does_not_fit_ > 0) {
+    return false;
+  }
+  const plan::Simulator& simulator = tried_.at(items).search().simulator;
+  const Placement placement = with_state(nearest_state());
+  const int64_t peak = simulator.run(plan::keep_all(simulator.profile())).peak_bytes;
+  return std::max(bytes_beside(items, placement) + peak, counts_.memory(placement).in_update()) <=
+         limits_->budget - counts_.left_free;
 }
 
 // The batch, its half and so on, each with a profile of its own. Returns the smallest micro-batch that may be tried.
 int64_t StepTrials::try_each(const StepToPlan& step) {
   int64_t tries = 0;
   for (int64_t items = step.counts.batch; items >= 1; items /= 2) {
-    const bool has_run = tried_.contains(items) || try_one(step, items, {.may_fit_plainly = items != does_not_fit_});
+    const bool has_run = tried_.contains(items) || try_one(step, items, {});
     if (!pinned_by_.empty()) {
       return try_whole(step);
     }
@@ -430,7 +427,7 @@ int64_t StepTrials::try_each(const StepToPlan& step) {
 int64_t StepTrials::try_whole(const StepToPlan& step) {
   std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.counts.batch; });
   if (tried_.empty()) {
-    try_one(step, step.counts.batch, {.may_fit_plainly = step.counts.batch != does_not_fit_});
+    try_one(step, step.counts.batch, {});
   }
   return step.counts.batch;
 }
@@ -475,15 +472,6 @@ StepTrials::Found StepTrials::search(int64_t only) const {
                                                       : file.smallest_feasible_bytes < memory.smallest_feasible_bytes;
   return in_file ? Found{std::move(file), farthest, std::move(memory)}
                  : Found{std::move(memory), in_memory_at, std::move(file)};
-}
-
-// Whether nothing has to be rebuilt or offloaded, with the state in memory if the state may be there.
-bool StepTrials::fits_plainly(int64_t items) const {
-  const plan::Simulator& simulator = tried_.at(items).search().simulator;
-  const Placement placement = with_state(nearest_state());
-  const int64_t peak = simulator.run(plan::keep_all(simulator.profile())).peak_bytes;
-  return std::max(bytes_beside(items, placement) + peak, counts_.memory(placement).in_update()) <=
-         limits_->budget - counts_.left_free;
 }
 
 // Searches all micro-batches that were tried and are not too large for other ranks, or only micro-batches of `only`
@@ -554,18 +542,18 @@ void StepTrials::refuse_if_known() const {
 //   is excluded.
 // - The plan ran out of memory. Then more memory is left free.
 std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Found& found) {
+  const Tried& tried = tried_.at(found.search.choice->items);
+  const SliceScope slices(tried.slices);
   StepPlan plan{.budget_bytes = limits_->budget,
                 .choice = step_choice(*found.search.choice),
+                .slices = tried.slices,
                 .placement = found.placement,
-                .considered = found.search.explain() + predictions_ + untried_ + told_of_state(found)};
-  plan.bytes = step.trial.bytes(plan.placement);
+                .considered = found.search.explain() + predictions_ + untried_ + told_of_state(found),
+                .bytes = step.trial.bytes(found.placement)};
   StepChoice& choice = plan.choice;
-  plan.slices = tried_.at(choice.items).slices;
-  const SliceScope slices(plan.slices);
   if (!pinned_by_.empty()) {
     plan.considered += fmt::format("The batch is not split because of {}.\n", pinned_by_);
   }
-  const Tried& tried = tried_.at(choice.items);
   if (!is_plain(*choice.plan) && tried.verified == choice.plan->stays) {
     plan.activations = PlanContent::make_plan(tried.search().simulator, *choice.plan);
   } else if (!is_plain(*choice.plan)) {
@@ -595,8 +583,8 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
     choice.peak_bytes = std::max(counts_.memory(plan.placement).in_update(),
                                  bytes_beside(choice.items, plan.placement) + choice.plan->peak_bytes);
   }
-  plan.bytes.activations =
-      bytes_of_activations(plan.activations ? profile_of(*plan.activations) : tried.profile, *choice.plan);
+  plan.bytes.activations = bytes_of_activations(
+      plan.activations ? PlanContent::of(*plan.activations).simulator() : tried.search().simulator, *choice.plan);
   return plan;
 }
 
@@ -622,9 +610,8 @@ std::string StepTrials::told_of_state(const Found& found) const {
       elsewhere);
 }
 
-// For a step of which nothing ran within the budget. Parts of the micro-batch may run, and two parts tell by
-// extrapolation how much the smallest permitted micro-batch takes. 0 bytes: unknown, because no more than the budget
-// may be alive.
+// For a step of which nothing ran within the budget: two parts of the smallest permitted micro-batch tell how much the
+// micro-batch takes. 0 bytes: unknown, because no more than the budget may be alive.
 plan::Search StepTrials::smallest_budget(const StepToPlan& step) const {
   constexpr int64_t kSmallThings = 8 << 10;  // small tensors at the beginning of a step
   const int64_t items = step.micro_batch > 0 ? std::min(step.micro_batch, step.counts.batch) : step.counts.batch;

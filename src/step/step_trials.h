@@ -1,8 +1,5 @@
 #pragma once
-// StepTrials: the trials of a step, and the plan that follows from the trials. Micro-batches of the batch, of its half,
-// its quarter and so on are predicted or profiled, and plan::search takes the best. If not even the smallest
-// micro-batch fits, and the model has a snug::sliced, the number of slices is raised. step_trials.cpp opens with the
-// whole search.
+// StepTrials: the trials of a step, and the plan that follows from the trials. step_trials.cpp opens with the search.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,11 +11,7 @@
 #include <c10/core/Device.h>
 
 #include "snug/step_plan.h"
-#include "src/planner/search.h"
-#include "src/step/plan_file.h"
-#include "src/step/step_choices.h"
-#include "src/step/step_ranks.h"
-#include "src/step/step_to_plan.h"
+#include "src/step/saved_plans.h"
 
 namespace snug::detail {
 
@@ -57,7 +50,9 @@ class StepTrials {
 
   /// Bytes that the step takes beyond the count of earlier plans.
   int64_t more_than_before(const StepToPlan& step) const {
-    return std::max<int64_t>(0, fixed_bytes_of(step) - counts_.fixed_bytes - counts_.kept_bytes);
+    // State that was idle, and has come because another step gave it a gradient, is alive now.
+    const int64_t state_that_came = std::min(counts_.idle_state_bytes, step.state_bytes);
+    return std::max<int64_t>(0, step.counts.fixed_bytes - state_that_came - counts_.fixed_bytes - counts_.kept_bytes);
   }
   /// For a step that ran out of memory. State that no trial gave a gradient may have come after all, for branches that
   /// other items reach. From here on the idle state is counted. False: no state was idle.
@@ -118,18 +113,15 @@ class StepTrials {
     int64_t slices = 1;
     bool is_last_resort = false;
     const ActivationPlan* plan = nullptr;  // null: runs are plain
-    bool may_fit_plainly = true;           // false: only runs under frugal plans are tried
-    bool only_so = false;                  // if a run does not fit, nothing else is tried
+    bool only_so = false;                  // if a run does not fit, nothing else is tried, and people are not told
     size_t runs = 2;
   };
 
   bool try_one(const StepToPlan& step, int64_t items, const Way& way);
-  bool try_one(const StepToPlan& step, int64_t items) { return try_one(step, items, Way()); }
   void profile(const StepToPlan& step, int64_t items, const Way& way);
   bool fits_or_is_predicted(const StepToPlan& step, int64_t most);
-  bool fits_plainly_at_once(const StepToPlan& step, int64_t items);
+  bool fits_plainly(const StepToPlan& step, int64_t items);
   std::optional<Tried> predicted(int64_t small, int64_t large, int64_t items) const;
-  bool predict(const StepToPlan& step, int64_t most);
   bool predict_candidates(const StepToPlan& step, int64_t most);
   bool is_enough(int64_t items) const;
   bool run_the_best(const StepToPlan& step);
@@ -139,7 +131,6 @@ class StepTrials {
   int64_t try_at_most(const StepToPlan& step, const Choice* before, int64_t items);
   int64_t try_whole(const StepToPlan& step);
   void try_slices(const StepToPlan& step, int64_t items);
-  bool fits_plainly(int64_t items) const;
   Found search(int64_t only) const;
   plan::Search search_with(int64_t only, Placement placement) const;
   std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
@@ -147,10 +138,6 @@ class StepTrials {
   plan::Search smallest_budget(const StepToPlan& step) const;
   [[noreturn]] void refuse(const plan::Search& found, bool has_failed) const;
 
-  // State that was idle, and has come because another step gave it a gradient, is alive now.
-  int64_t fixed_bytes_of(const StepToPlan& step) const {
-    return step.counts.fixed_bytes - std::min(counts_.idle_state_bytes, step.state_bytes);
-  }
   // Whether no smaller micro-batch can be tried.
   bool is_least(const StepToPlan& step, int64_t items) const {
     return items == 1 || step.micro_batch > 0 || (!pinned_by_.empty() && items == step.counts.batch);

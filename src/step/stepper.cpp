@@ -28,10 +28,7 @@
 #include <cmath>
 #include <exception>
 #include <limits>
-#include <memory>
-#include <string>
 #include <unordered_set>
-#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
@@ -39,11 +36,8 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "snug/accumulation.h"
 #include "snug/clip.h"
-#include "snug/core.h"
 #include "snug/memory.h"
-#include "snug/state.h"
 #include "src/accumulation/copy_ahead.h"
 #include "src/core/first_line.h"
 #include "src/core/optimizer_capabilities.h"
@@ -56,11 +50,8 @@
 #include "src/remat/recorded_step.h"
 #include "src/remat/slice_scope.h"
 #include "src/step/check_options.h"
-#include "src/step/places.h"
 #include "src/step/step_budget.h"
 #include "src/step/step_precision.h"
-#include "src/step/step_ranks.h"
-#include "src/step/trained_parameters.h"
 
 namespace snug {
 
@@ -75,13 +66,11 @@ class Stepper::Impl {
         model_(model),
         optimizer_(optimizer),
         parameters_(model, optimizer),
-        owned_ranks_(options.ranks.data_parallel != nullptr
-                         ? options.ranks.data_parallel->step_ranks(model.parameters())
-                         : std::make_unique<detail::StepRanks>()),
-        ranks_(*owned_ranks_),
-        precision_(options, resolve_together(options.precision), device(), ranks_.agreement(), parameters_.all()),
+        ranks_(options.ranks.data_parallel != nullptr ? options.ranks.data_parallel->step_ranks(model.parameters())
+                                                      : std::make_unique<detail::StepRanks>()),
+        precision_(options, resolve_together(options.precision), device(), ranks_->agreement(), parameters_.all()),
         window_(parameters_.all()),
-        budget_(model, optimizer, options, ranks_, parameters_) {
+        budget_(model, optimizer, options, *ranks_, parameters_) {
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_.precision());
       scaler().name_parameters(parameters_.all());
@@ -89,14 +78,14 @@ class Stepper::Impl {
       parameters_.check_full_weights(scaler().is_enabled());
     }
     budget_.check();
-    detail::check_planning(model, options, ranks_, budget_.is_planning());
+    detail::check_planning(model, options, *ranks_, budget_.is_planning());
   }
 
   c10::Device device() const { return parameters_.device(); }
 
   StepResult step_over(const MicroBatches& source) {
     require_closed_window();
-    if (source.items < 1 && ranks_.is_alone()) {
+    if (source.items < 1 && ranks_->is_alone()) {
       throw ConfigError("Stepper.step: the batch is empty");
     }
     return make_or_repeat(Repeats::OnAllRanks, [&] { return make_step(source); });
@@ -160,13 +149,13 @@ class Stepper::Impl {
       budget_.planner().set_choices(*std::move(choices));
     }
     precision_ = std::move(restored);
-    ranks_.catch_up();
+    ranks_->catch_up();
     steps_ = 0;
   }
 
   std::optional<StepPlan> plan_over(const MicroBatches& source) {
     require_closed_window();
-    if (!ranks_.is_alone() || source.items < 1) {
+    if (!ranks_->is_alone() || source.items < 1) {
       throw ConfigError(
           "Stepper.plan_for: several ranks plan in step() only, where they wait for each other; nor is there a plan "
           "for an empty batch");
@@ -206,7 +195,6 @@ class Stepper::Impl {
     bool is_group_lost = false;               // the ranks are no longer in step
   };
 
-  // Time and memory of a step.
   struct Watch {
     explicit Watch(c10::Device device) : level(live_bytes(device).count()), peak(device) {}
 
@@ -222,7 +210,7 @@ class Stepper::Impl {
     const int64_t size = plan_micro_batch(source);
     note_effects();  // before buffers come from rank 0
     start_measuring();
-    ranks_.agree_on_passes(model_, source.items == 0 ? 0 : (source.items + size - 1) / size);
+    ranks_->agree_on_passes(model_, source.items == 0 ? 0 : (source.items + size - 1) / size);
     for (int64_t begin = 0; begin < source.items; begin += size) {
       const Range now{begin, std::min(begin + size, source.items)};
       std::optional<Range> ahead;
@@ -251,13 +239,12 @@ class Stepper::Impl {
         leave_out_update();
       }
     } else {
-      ranks_.confirm_writing();
+      ranks_->confirm_writing();
     }
     finish(result);
     return result;
   }
 
-  // Like make_step(), in parts, for loaders that yield micro-batches.
   std::optional<StepResult> add_micro_batch(const MicroBatches& source) {
     const bool is_first = window_.size() == 0;
     if (is_first) {
@@ -336,7 +323,7 @@ class Stepper::Impl {
     const auto end_step = c10::make_scope_exit([&] { keep_effects(); });
     for (;;) {
       if (repeats == Repeats::OnAllRanks && budget_.is_planning()) {
-        ranks_.begin_split();
+        ranks_->begin_split();
       }
       std::optional<decltype(part())> result;
       const Attempt made = attempt([&] {
@@ -354,11 +341,11 @@ class Stepper::Impl {
       bool is_repeated = false;  // on all ranks
       std::exception_ptr error = made.error;
       try {
-        if (made.is_group_lost && !ranks_.is_dropped()) {
-          ranks_.lose_group();
+        if (made.is_group_lost && !ranks_->is_dropped()) {
+          ranks_->lose_group();
         } else {
-          is_repeated =
-              ranks_.fail(takes_less ? RankFailure::TakesLess : made.failure, parameters_.accumulated(), made.smallest);
+          is_repeated = ranks_->fail(takes_less ? RankFailure::TakesLess : made.failure, parameters_.accumulated(),
+                                     made.smallest);
         }
       } catch (...) {
         error = std::current_exception();
@@ -387,7 +374,7 @@ class Stepper::Impl {
   // Auto is measured, and all ranks take the precision of rank 0.
   Precision resolve_together(Precision asked) const {
     const Precision own = asked == Precision::Auto ? choose_precision(device()) : asked;
-    return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(own)));
+    return static_cast<Precision>(ranks_->from_rank_zero(static_cast<int64_t>(own)));
   }
 
   [[noreturn]] static void refuse_to_split_whole() {
@@ -419,15 +406,13 @@ class Stepper::Impl {
     watch_.reset();
   }
 
-  // Some parameters may have been frozen, unfrozen or added since the last step. The parameters that this step trains
-  // are decided here, for all objects that take part.
   void open_window() {
     if (parameters_.refresh()) {
       scaler().name_parameters(parameters_.all());
     }
     parameters_.drop_gradients();  // of the last step
     budget_.model_place().begin();
-    ranks_.open(parameters_.fingerprint());
+    ranks_->open(parameters_.fingerprint());
     window_ = AccumulationWindow(parameters_.all());
     result_ = StepResult();
     window_.begin();
@@ -435,10 +420,9 @@ class Stepper::Impl {
 
   void start_measuring() {
     watch_.emplace(device());
-    ranks_.begin(options_.weights == Weights::Low);
+    ranks_->begin(options_.weights == Weights::Low);
   }
 
-  // From here on, changes of the step outside of itself are noted.
   void note_effects() {
     if (budget_.is_planning()) {
       effects_.emplace(budget_.journal(), [this](const at::Tensor& leaf) { return parameters_.holds(leaf); });
@@ -453,8 +437,8 @@ class Stepper::Impl {
     }
     const detail::SliceScope slices(budget_.slices());
     const detail::PrecisionRegionsScope regions(precision_.regions());
-    const std::shared_ptr<void> quiet = ranks_.quiet_unless(micro.is_last);
-    const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(source, micro); });
+    const std::shared_ptr<void> quiet = ranks_->quiet_unless(micro.is_last);
+    const at::Tensor weighted = ranks_->forward([&] { return weighted_loss(source, micro); });
     if (effects_) {
       effects_->begin_backward();
     }
@@ -475,7 +459,7 @@ class Stepper::Impl {
   // - on ranks, because a rank may have no data for forward;
   // - with masters, because masters overwrite the model.
   bool may_write_parameters(const MicroBatch& micro) const {
-    return window_.size() == 0 && micro.is_last && !budget_.is_planning() && ranks_.is_alone() &&
+    return window_.size() == 0 && micro.is_last && !budget_.is_planning() && ranks_->is_alone() &&
            options_.weights == Weights::Full;
   }
 
@@ -488,24 +472,24 @@ class Stepper::Impl {
     if (may_write_parameters(micro)) {
       window_.begin();
     }
-    if (!ranks_.is_agreed()) {
-      window_.divide_by(ranks_.agree_on_items(detail::count_of(loss) * micro.parts));
+    if (!ranks_->is_agreed()) {
+      window_.divide_by(ranks_->agree_on_items(detail::count_of(loss) * micro.parts));
     }
     return window_.weigh(loss, micro.parts);
   }
 
   AccumulationWindow::Totals sum_over_ranks() {
     parameters_.check_unchanged();
-    if (ranks_.is_alone()) {
+    if (ranks_->is_alone()) {
       return window_.close();
     }
-    if (!ranks_.is_agreed()) {  // without data on this rank
-      window_.divide_by(ranks_.agree_on_items(0));
+    if (!ranks_->is_agreed()) {  // without data on this rank
+      window_.divide_by(ranks_->agree_on_items(0));
     }
     window_.check_parameters();
-    ranks_.send_the_rest(parameters_.accumulated());
+    ranks_->send_the_rest(parameters_.accumulated());
     return window_.close(
-        [&](double& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, result_.batch_items); });
+        [&](double& items, at::Tensor& loss_sum) { ranks_->sum(items, loss_sum, result_.batch_items); });
   }
 
   StepResult close_window() {
@@ -560,9 +544,8 @@ class Stepper::Impl {
     parameters_.scatter();
   }
 
-  // Before this border a failed step leaves everything as before, and may be repeated.
   void begin_writing() {
-    ranks_.confirm_writing();
+    ranks_->confirm_writing();
     keep_effects();
   }
 
@@ -575,7 +558,7 @@ class Stepper::Impl {
   void write_parameters(StepResult& result, std::optional<detail::LimitPaused>& unlimited) {
     UpdateAware& update = detail::capabilities_of(optimizer_).update;
     // Without data_parallel, an optimizer over several ranks speaks with the other ranks itself.
-    const bool agrees_itself = ranks_.is_alone() && update.agrees_across_ranks();
+    const bool agrees_itself = ranks_->is_alone() && update.agrees_across_ranks();
     const bool begins_late = !agrees_itself && update.before_writing([this] { begin_writing(); });
     const auto take_back = c10::make_scope_exit([&] {
       if (begins_late) {
@@ -601,17 +584,17 @@ class Stepper::Impl {
     try {
       scaler().update();
     } catch (const NonFinite&) {  // on all ranks, for a step that all ranks have made
-      ranks_.written();
+      ranks_->written();
       throw;
     }
   }
 
   void finish(StepResult& result) {
-    ranks_.written();
+    ranks_->written();
     if (options_.ranks.check_replicas_every > 0 && ++steps_ % options_.ranks.check_replicas_every == 0) {
-      ranks_.check_replicas();
+      ranks_->check_replicas();
     }
-    ranks_.end(result);
+    ranks_->end(result);
     result.peak_bytes = watch_->peak.peak();
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - watch_->start).count();
     watch_.reset();
@@ -624,10 +607,7 @@ class Stepper::Impl {
   class Runner final : public detail::TrialRunner {
    public:
     Runner(Impl& stepper, const MicroBatches& source, int64_t batch)
-        : stepper_(stepper),
-          source_(source),
-          batch_(batch),
-          state_bytes_(detail::state_bytes_to_come(stepper.optimizer_)) {}
+        : stepper_(stepper), source_(source), batch_(batch) {}
 
     /// `micro_batch`: items in each micro-batch; 0: to be chosen.
     detail::StepToPlan step(int64_t micro_batch) {
@@ -653,7 +633,7 @@ class Stepper::Impl {
     int64_t fixed_bytes() const override {
       const detail::StatePlace& state = stepper_.budget_.state_place();
       const detail::ModelPlace& model = stepper_.budget_.model_place();
-      const int64_t buckets = stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_.bucket_bytes();
+      const int64_t buckets = stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_->bucket_bytes();
       return live_bytes(stepper_.device()).count() - stepper_.budget_.journal().bytes() -
              (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) + state_bytes_ +
              stepper_.budget_.own_bytes() + buckets + (state.place() == Place::File ? state.bytes().saved() : 0) +
@@ -690,7 +670,7 @@ class Stepper::Impl {
       held ? stepper_.parameters_.hold_zero_gradients() : stepper_.parameters_.drop_gradients();
     }
     int64_t idle_state_bytes() const override {
-      const bool is_known = stepper_.ranks_.is_alone() && stepper_.budget_.state_place().place() == Place::Memory;
+      const bool is_known = stepper_.ranks_->is_alone() && stepper_.budget_.state_place().place() == Place::Memory;
       const auto is_reached = [this](const at::Tensor& parameter) {
         return parameter.requires_grad() && reached_.contains(parameter.unsafeGetTensorImpl());
       };
@@ -700,16 +680,13 @@ class Stepper::Impl {
       stepper_.budget_.state_place().put(placement.state);
       stepper_.budget_.model_place().put(placement.model);
     }
-    BytesByKind bytes(Placement placement) const override {
-      return detail::bytes_by_kind(stepper_.model_, stepper_.optimizer_, stepper_.parameters_,
-                                   stepper_.budget_.model_place(), stepper_.budget_.state_place(), placement);
-    }
+    BytesByKind bytes(Placement placement) const override { return stepper_.budget_.bytes(placement); }
     std::string pinned_by() const override {
       return is_whole_ ? "a Loss::whole" : stepper_.options_.budget.carried.empty() ? "" : "carried state";
     }
 
     std::string described() const override {
-      return detail::describe_stepper(stepper_.model_, stepper_.optimizer_, stepper_.options_, stepper_.ranks_,
+      return detail::describe_stepper(stepper_.model_, stepper_.optimizer_, stepper_.options_, *stepper_.ranks_,
                                       stepper_.precision(), stepper_.budget_.limit());
     }
 
@@ -729,7 +706,7 @@ class Stepper::Impl {
     Impl& stepper_;
     const MicroBatches& source_;
     int64_t batch_;
-    int64_t state_bytes_;                      // that the optimizer has yet to allocate
+    const int64_t state_bytes_ = detail::state_bytes_to_come(stepper_.optimizer_);  // yet to be allocated
     std::unordered_set<const void*> reached_;  // parameters to which a loss has given a gradient
     bool is_cut_by_hand_ = false;
     bool is_part_ = false;   // whether the loaded items are a part of the batch
@@ -740,8 +717,7 @@ class Stepper::Impl {
   torch::nn::Module& model_;
   torch::optim::Optimizer& optimizer_;
   detail::TrainedParameters parameters_;
-  std::unique_ptr<detail::StepRanks> owned_ranks_;
-  detail::StepRanks& ranks_;
+  std::unique_ptr<detail::StepRanks> ranks_;
   detail::StepPrecision precision_;
   AccumulationWindow window_;
   detail::StepBudget budget_;

@@ -15,8 +15,6 @@
 #include "src/step/trained_parameters.h"
 
 #include <algorithm>
-#include <unordered_map>
-#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -38,8 +36,7 @@ TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Opt
   for (const at::Tensor& parameter : model.parameters()) {
     own.insert(parameter.unsafeGetTensorImpl());
   }
-  const std::vector<at::Tensor> all = updated();
-  if (std::none_of(all.begin(), all.end(), [&](const auto& one) { return own.contains(one.unsafeGetTensorImpl()); })) {
+  if (std::ranges::none_of(updated(), [&](const auto& one) { return own.contains(one.unsafeGetTensorImpl()); })) {
     throw ConfigError("Stepper: the optimizer holds none of the model's parameters; was it made for another model?");
   }
 }

@@ -1,7 +1,6 @@
 #pragma once
 // TrainedParameters: the parameters that a step may write or give a gradient: the parameters that the model trains,
 // further parameters of the optimizer (a learned temperature), and, for a model with 16-bit weights, the FP32 masters.
-// refresh() decides on the set at the opening of a step, for all objects that take part in the step.
 
 #include <cstdint>
 #include <map>
