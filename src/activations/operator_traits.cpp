@@ -46,11 +46,7 @@ OperatorTraits read_traits(const c10::OperatorHandle& op) {
   if (traits.stream >= 0) {
     traits.written.clear();
   }
-  const auto& returns = op.schema().returns();
-  traits.is_view = traits.written.empty() && !returns.empty() &&
-                   std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
-                     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
-                   });
+  traits.is_view = makes_only_views(op.schema());
   const std::string& name = op.schema().name();
   traits.reads_no_values = traits.written.empty() && (name.ends_with("_like") || name.starts_with("aten::new_"));
   traits.is_collective = name.starts_with("c10d") || name.starts_with("_c10d");

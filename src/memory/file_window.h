@@ -5,13 +5,13 @@
 // Options: copy weights in and out by hand, leave the choice of pages to the system, or follow the operators. Copies
 // need changes to the model. The system does not know the budget: pages stay in memory until the whole machine needs
 // memory.
-// Choice: FileWindow follows the operators. The operator seam (operator_mode.h) shows every operator that runs, in
-// forward, in backward and in replays alike. The operands of an operator come in when the operator runs. The storage
-// used longest ago goes out to make room. A step uses storages in the same order again and again, so the order since
-// the last let_go() predicts the next storage to read ahead.
-// Consequence: if the operands of an operator are larger than the window, the excess counts as an allocation while the
-// operator runs. Code outside operators, such as a program that prints a weight, also reads the tensors: the system
-// brings in the pages, and the pages leave at the next let_go().
+// Choice: FileWindow follows the operators. The operator seam (operator_mode.h) shows every operator that
+// reads or writes values, in forward, in backward and in replays alike. The operands of an operator come in when the
+// operator runs. The storage used longest ago goes out to make room. A step uses storages in the same order again and
+// again, so the order since the last let_go() predicts the next storage to read ahead. Consequence: if the operands of
+// an operator are larger than the window, the excess counts as an allocation while the operator runs. Code outside
+// operators, such as a program that prints a weight, also reads the tensors: the system brings in the pages, and the
+// pages leave at the next let_go().
 
 #include <cstdint>
 #include <list>

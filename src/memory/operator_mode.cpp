@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
+#include <vector>
 
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/grad_mode.h>
@@ -20,11 +22,12 @@
 // How every operator comes to snug
 //
 // Problem: recomputation, plans and caps must see every operator with the tensors of the kernel, on any device and in
-// an unchanged program.
+// an unchanged program. Views, about half of the operators of a step, matter to nobody.
 // Options: a TorchDispatchMode needs Python; RecordFunction sees calls but cannot change a call; a kernel for each
 // operator would miss operators of other libraries.
 // Choice: a kernel for all operators (a fallback), on a dispatch key that no tensor has. If a thread's state includes
-// the key, the dispatcher calls the fallback after autograd and before any device's kernel.
+// the key, the dispatcher calls the fallback after autograd and before any device's kernel. The dispatcher skips the
+// key for views: a boxed call of a view costs more than the view.
 // Consequence: snug takes a key that LibTorch owns. Before LibTorch 2.13, DispatchKey::Fake was reserved for uses of
 // this kind. LibTorch 2.13 means the key for a mode of LibTorch's own, which makes tensors without values, but
 // registers nothing. A later LibTorch may register a kernel: snug's fallback then calls LibTorch's kernel. Tried on
@@ -134,12 +137,28 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   OperatorDispatch::run(op, keys, scope, random, *stack);
 }
 
+// Lets LibTorch's views skip the key. Other libraries may register their operators later, or again.
+void pass_views_by(c10::Dispatcher& dispatcher) {
+  static auto& registrations = *new std::vector<c10::RegistrationHandleRAII>;  // never destroyed, as the dispatcher
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    const bool is_torchs_view = op && name.name.starts_with("aten::") && makes_only_views(op->schema());
+    if (is_torchs_view && !op->hasKernelForDispatchKey(kKey)) {
+      registrations.push_back(dispatcher.registerImpl(name, kKey, c10::KernelFunction::makeFallthrough(), std::nullopt,
+                                                      /*inferred_function_schema=*/nullptr, "snug"));
+    }
+  }
+}
+
 void register_once() {
   static const auto registration = [] {
     auto& dispatcher = c10::Dispatcher::singleton();
     try {
       if (dispatcher.hasBackendFallbackForDispatchKey(kKey)) {
         of_others = taken_from(dispatcher, kKey);
+      }
+      if (!of_others.isValid() || of_others.isFallthrough()) {
+        pass_views_by(dispatcher);
       }
       return dispatcher.registerFallback(kKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "snug");
     } catch (const std::exception& error) {
@@ -151,6 +170,15 @@ void register_once() {
 }
 
 }  // namespace
+
+bool makes_only_views(const c10::FunctionSchema& schema) {
+  const auto writes = [](const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  };
+  const auto is_view = [&](const c10::Argument& result) { return result.alias_info() != nullptr && !writes(result); };
+  return !schema.returns().empty() && std::ranges::none_of(schema.arguments(), writes) &&
+         std::ranges::all_of(schema.returns(), is_view);
+}
 
 void OperatorCall::proceed(Stack& stack) const { OperatorDispatch::run(op, keys_, outside_, random, stack); }
 

@@ -1,7 +1,7 @@
 #pragma once
 // The interface below autograd, beside the interface for saved tensors. A policy sees every operator that runs on a
-// thread, in forward and in backward, with the operands, before the kernel sees the operands. A policy can change
-// operands, replace the call by the policy's own results, or just count.
+// thread and makes or changes values, in forward and in backward, with the operands, before the kernel sees the
+// operands. A policy can change operands, replace the call by the policy's own results, or just count.
 //
 //   class Count final : public OperatorPolicy {
 //     void call(const OperatorCall& call, Stack& stack) override { ++count; call.proceed(stack); }
@@ -73,6 +73,7 @@ class OperatorCall {
 /// Called only on the thread that made the scope. Operators are seen below autograd, autocast and in-place bookkeeping.
 /// Composite operators are seen as their parts. Not seen are:
 /// - operators that a kernel calls;
+/// - LibTorch's operators whose results are views, unless another library had a kernel on the seam's key first;
 /// - operators on the meta device;
 /// - operators of a mode that makes tensors without values.
 ///
@@ -128,6 +129,9 @@ class [[nodiscard]] OperatorScope final {
   OperatorSeam seam_;
   BackwardOnThisThread backward_;
 };
+
+/// Whether all results of an operator are views of arguments, and the operator writes nothing.
+bool makes_only_views(const c10::FunctionSchema& schema);
 
 /// Repeats a seen call: the same kernel, below autograd and autocast, out of sight of all policies. `from` is the
 /// generator from which a random operator drew.

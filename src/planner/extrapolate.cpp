@@ -50,6 +50,7 @@ std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledIt
     result.operators[i].workspace = bytes(small.profile.operators[i].workspace, result.operators[i].workspace);
     result.operators[i].seconds = seconds(small.profile.operators[i].seconds, result.operators[i].seconds);
   }
+  result.host_seconds = seconds(small.profile.host_seconds, result.host_seconds);
   for (size_t i = 0; i < result.backward.size(); ++i) {
     result.backward[i].seconds = seconds(small.profile.backward[i].seconds, result.backward[i].seconds);
   }

@@ -73,6 +73,8 @@ class Checker {
   }
 
   void run() {
+    require(std::isfinite(profile_.host_seconds) && profile_.host_seconds >= 0, "the host took {} s",
+            profile_.host_seconds);
     const OffloadLink& link = profile_.link;
     for (const double number : {link.out_bytes_per_second, link.back_bytes_per_second, link.seconds}) {
       require(std::isfinite(number) && number >= 0, "the link for offloading has a speed or time of {}", number);
@@ -213,7 +215,7 @@ double Profile::plain_seconds() const {
       seconds += backward[static_cast<size_t>(event.index)].seconds;
     }
   }
-  return seconds;
+  return seconds + host_seconds;
 }
 
 std::string Profile::to_json() const {
@@ -246,6 +248,9 @@ std::string Profile::to_json() const {
   for (const Event& event : events) {
     json["events"].push_back(Json::array({kEventNames[static_cast<size_t>(event.kind)], event.index, event.bytes}));
   }
+  if (host_seconds > 0) {
+    json["host_seconds"] = host_seconds;
+  }
   if (link.is_open()) {
     json["link"] = {{"kind", kLinkNames[static_cast<size_t>(link.kind)]},
                     {"directory", link.directory},
@@ -260,6 +265,7 @@ Profile Profile::from_json(std::string_view text) {
   Profile read = detail::read_versioned_json(kProfileJson, text, [](const Json& json) {
     Profile profile;
     profile.device = json.value("device", profile.device);
+    profile.host_seconds = json.value("host_seconds", 0.0);
     for (const Json& s : json.at("storages")) {
       profile.storages.push_back({s.at("name").get<std::string>(), detail::whole_number<int64_t>(s.at("bytes")),
                                   read_enum<StorageKind>(kKindNames, s.at("kind"))});

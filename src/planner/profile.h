@@ -99,6 +99,9 @@ struct Profile {
   std::vector<Operator> operators = {};  ///< in program order
   std::vector<BackwardStep> backward = {};
   std::vector<Event> events = {};
+  /// The time between the operators of the forward pass, where the host sets the pace: of the program, of LibTorch, and
+  /// of a tape that records the operators, as under a plan.
+  double host_seconds = 0;
   OffloadLink link = {};  ///< for what a plan offloads
 
   /// Throws ConfigError that names the first event or operator that cannot have happened:
@@ -118,7 +121,7 @@ struct Profile {
   /// For each storage: whether the backward pass asks for the storage.
   std::vector<bool> saved_storages() const;
 
-  /// Seconds of all operators, forward and backward, each run once.
+  /// Seconds of all operators, forward and backward, each run once, and of the host.
   double plain_seconds() const;
 
   /// The profile as JSON, for a cache on disk. Seconds are read back bit for bit.

@@ -252,7 +252,7 @@ class Simulator::Run {
         change(s, [&] { kept_[at(s)] = held_[at(s)] = false; });
       }
     }
-    result_.seconds = seconds;
+    result_.seconds = seconds + profile_.host_seconds;
   }
 
   void step(const Event& event, double& seconds) {

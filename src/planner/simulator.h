@@ -55,7 +55,7 @@ struct Simulation {
   bool is_cut_short = false;    ///< more operators had to run again than was allowed
   int64_t replayed = 0;         ///< operators that run again
   int64_t steps = 0;            ///< of the simulation itself: events, values and operators that were examined
-  double seconds = 0;           ///< of all operators, replays and transfers included
+  double seconds = 0;           ///< of all operators, replays and transfers included, and of the host
   int64_t peak_bytes = 0;       ///< above the level before the step
   int peak_event = 0;           ///< the first event that reaches the peak
   std::vector<int64_t> high;    ///< the highest level during each event

@@ -53,6 +53,9 @@ namespace {
 
 bool this_pass_keeps_its_graph() { return current_pass() < 0 || torch::autograd::get_current_graph_task_keep_graph(); }
 
+// The tensor without a graph, with the tensor's count of writes: detach(), without a call of the dispatcher.
+at::Tensor as_saved(const at::Tensor& tensor) { return tensor.tensor_data(); }
+
 // Reads the values with operators that the tape does not see.
 uint64_t hash_of(const at::Tensor& tensor) {
   const UnseenOperators unseen;
@@ -68,7 +71,7 @@ std::any OpTape::pack(const at::Tensor& tensor) {
         "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass");
   }
   if (state_->is_closed || !has_bytes(tensor)) {
-    return tensor.detach();
+    return as_saved(tensor);
   }
   if (state_->region && state_->region->outside != nullptr) {
     storages_->number_of(tensor);
@@ -76,7 +79,7 @@ std::any OpTape::pack(const at::Tensor& tensor) {
   const std::optional<int> known = storages_->known_number_of(tensor);
   if (!known || (storages_->at(*known).is_external() && storages_->at(*known).outside == nullptr)) {
     storages_->trust(tensor);
-    return tensor.detach();
+    return as_saved(tensor);
   }
   replays_.note_write_through_pointer(*known, tensor);
   TapeStorage& storage = storages_->at(*known);

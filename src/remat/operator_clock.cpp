@@ -52,14 +52,29 @@ std::vector<double> OperatorClock::finish(const std::vector<Span>& spans) {
     event.synchronize();
   }
   std::vector<double> on_host, on_device;
-  for (const auto& [from, to] : spans) {
-    const bool only_computes =
-        !threads_.empty() && threads_[from].id == threads_[to].id && threads_[from].waits == threads_[to].waits;
-    on_host.push_back(only_computes ? threads_[to].seconds - threads_[from].seconds : host_[to] - host_[from]);
-    on_device.push_back(events_.empty() ? on_host.back()
-                                        : std::max(0.0, events_[from].elapsedTime(events_[to]) * kMillisecond));
+  for (const Span& span : spans) {
+    on_host.push_back(host_seconds(span));
+    on_device.push_back(events_.empty()
+                            ? on_host.back()
+                            : std::max(0.0, events_[span.first].elapsedTime(events_[span.second]) * kMillisecond));
   }
-  return is_bound_by_host(sum(on_device), sum(on_host)) ? on_host : on_device;
+  is_bound_by_host_ = events_.empty() || is_bound_by_host(sum(on_device), sum(on_host));
+  return is_bound_by_host_ ? on_host : on_device;
+}
+
+std::vector<double> OperatorClock::of_host(const std::vector<Span>& spans) const {
+  std::vector<double> seconds;
+  for (size_t i = 0; is_bound_by_host_ && i < spans.size(); ++i) {
+    seconds.push_back(host_seconds(spans[i]));
+  }
+  return seconds;
+}
+
+double OperatorClock::host_seconds(const Span& span) const {
+  const auto [from, to] = span;
+  const bool only_computes =
+      !threads_.empty() && threads_[from].id == threads_[to].id && threads_[from].waits == threads_[to].waits;
+  return only_computes ? threads_[to].seconds - threads_[from].seconds : host_[to] - host_[from];
 }
 
 }  // namespace snug::detail

@@ -38,9 +38,14 @@ class OperatorClock {
   /// Waits until the device has reached every mark. Returns the seconds of each span: the host's seconds for all spans,
   /// if the host sets the pace. A span from one stream to another stream that is behind takes no time.
   std::vector<double> finish(const std::vector<Span>& spans);
+  /// After finish(): the host's seconds of each span; empty, if the host did not set the pace.
+  std::vector<double> of_host(const std::vector<Span>& spans) const;
 
  private:
+  double host_seconds(const Span& span) const;
+
   c10::Device device_;
+  bool is_bound_by_host_ = false;
   struct Thread {
     std::thread::id id;
     long waits;      // how often the thread has given the processor up by itself

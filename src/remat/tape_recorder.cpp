@@ -1,6 +1,7 @@
 #include "src/remat/tape_recorder.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <torch/csrc/autograd/function.h>
@@ -30,6 +31,23 @@
 //   because autograd holds the storage in plain training too.
 
 namespace snug::detail {
+namespace {
+
+// In some gaps more happens than between two operators of a step: the plan of the recording writes a storage to a file,
+// for example. So a gap counts at most a few times the median.
+double time_of_host(std::vector<double> gaps) {
+  constexpr double kMostOfMedian = 4;
+  if (gaps.empty()) {
+    return 0;
+  }
+  const auto middle = gaps.begin() + std::ssize(gaps) / 2;
+  std::ranges::nth_element(gaps, middle);
+  const double most = kMostOfMedian * *middle;
+  return std::accumulate(gaps.begin(), gaps.end(), 0.0,
+                         [&](double sum, double gap) { return sum + std::min(gap, most); });
+}
+
+}  // namespace
 
 TapeRecorder::TapeRecorder(c10::Device device) : device_(device), clock_(device) {
   observation_.emplace(static_cast<MemoryObserver&>(*this), device);
@@ -54,7 +72,11 @@ void TapeRecorder::before_operator() {
 
 void TapeRecorder::after_operator(plan::Operator&& op, const std::vector<std::pair<int, const void*>>& made) {
   const std::lock_guard lock(mutex_);
+  const bool is_operator = op.name != plan::kOtherWrite;
   operator_spans_.push_back({operator_began_, clock_.mark()});
+  if (is_operator && gap_began_) {
+    gaps_.push_back({*gap_began_, operator_began_});
+  }
   int64_t outputs = 0;
   for (const auto& [storage, data] : made) {
     const auto taken = own_.find(data);
@@ -77,6 +99,9 @@ void TapeRecorder::after_operator(plan::Operator&& op, const std::vector<std::pa
   high_ = std::max<int64_t>(0, left);
   end_gap();
   place_ = Place::Between;
+  if (is_operator) {
+    gap_began_ = clock_.mark();
+  }
 }
 
 void TapeRecorder::after_view() {
@@ -298,6 +323,7 @@ void TapeRecorder::fill_in_times() {
   for (auto& step : profile_.backward) {
     step.seconds = *seconds++;
   }
+  profile_.host_seconds = time_of_host(clock_.of_host(gaps_));
 }
 
 }  // namespace snug::detail

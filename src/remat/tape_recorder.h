@@ -74,7 +74,10 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_pack(int storage) override { packed_.push_back({storage, profile_.operators.size()}); }
   void on_unused(int storage) override;
   void on_asked_inside(int storage) override { asked_inside_.insert(storage); }
-  void before_replay() override { place_ = Place::Replay; }
+  void before_replay() override {
+    place_ = Place::Replay;
+    gap_began_.reset();
+  }
   void after_replay() override { place_ = Place::Between; }
 
   void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override;
@@ -96,6 +99,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   plan::Profile profile_;
   OperatorClock clock_;
   std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of the profile's operators and backward steps
+  std::vector<OperatorClock::Span> gaps_;  // between operators of the forward pass, without replays
   std::atomic<Place> place_{Place::Between};
   int64_t level_ = 0, high_ = 0;  // since the last event, or of the operator under way
   struct Own {
@@ -110,6 +114,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   // Threads of an operator allocate too. Locked after the allocator's mutex, so nothing is allocated under the lock.
   std::mutex mutex_;
   OperatorClock::Mark operator_began_ = 0, step_began_ = 0;
+  std::optional<OperatorClock::Mark> gap_began_;
   std::string step_name_;
   bool is_backward_ = false;
   // The state when memory was last refused in backward.

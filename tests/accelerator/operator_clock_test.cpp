@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "snug/plan.h"
+#include "src/planner/simulator.h"
 #include "src/remat/profile_step.h"
 #include "tests/accelerator/accelerator.h"
 
@@ -38,10 +39,14 @@ TEST(OperatorClock, GivesAProfileTheTimesOfASlowHost) {
   for (const plan::Operator& op : slow.operators) {
     EXPECT_EQ(op.seconds, kTick) << op.name;
   }
+  EXPECT_EQ(slow.host_seconds, 2 * kTick) << "between sin, exp and sum";
+  EXPECT_EQ(slow.plain_seconds(), plan::Simulator(slow).run(plan::keep_all(slow)).seconds);
   if (sim_device::is_present()) {
-    for (const plan::Operator& op : detail::profile_step(forward).operators) {
+    const plan::Profile fast = detail::profile_step(forward);
+    for (const plan::Operator& op : fast.operators) {
       EXPECT_EQ(op.seconds, sim_device::kOperatorSeconds) << op.name;
     }
+    EXPECT_EQ(fast.host_seconds, 0) << "the host works while the device does";
   }
 }
 

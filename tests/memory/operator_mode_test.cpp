@@ -83,6 +83,26 @@ TEST(OperatorMode, AsksTheInnerPolicyFirstAndGivesTheOuterOneWhatItCalls) {
   EXPECT_TRUE(torch::equal(product, torch::full({2, 2}, 4.0)));
 }
 
+// A view of a library that is not LibTorch.
+Tensor as_it_is(const Tensor& tensor) { return tensor.alias(); }
+TORCH_LIBRARY(snug_operator_mode_test, library) {
+  library.def("as_it_is(Tensor(a) x) -> Tensor(a)");
+  library.impl("as_it_is", c10::DispatchKey::CPU, &as_it_is);
+}
+
+TEST(OperatorMode, DoesNotSeeLibTorchsViews) {
+  const Tensor x = torch::ones({2, 3});
+  const auto of_library = c10::Dispatcher::singleton()
+                              .findSchemaOrThrow("snug_operator_mode_test::as_it_is", "")
+                              .typed<Tensor(const Tensor&)>();
+  Names names;
+  const OperatorScope scope(names);
+  (void)x.t().unsqueeze(0).expand({4, 3, 2}).slice(0, 1, 2).detach();
+  EXPECT_TRUE(names.seen.empty());
+  EXPECT_TRUE(of_library.call(x).is_alias_of(x));
+  EXPECT_THAT(names.seen, ElementsAre("snug_operator_mode_test::as_it_is"));
+}
+
 TEST(OperatorMode, IsOfOneThread) {
   Names names;
   const OperatorScope scope(names);

@@ -521,6 +521,8 @@ TEST(Simulator, IsCutShortWhereMoreRunsAgainThanIsAllowed) {
 TEST(StepProfile, ReadsBackAsItWasWritten) {
   Profile profile = random_profile(3, 12);
   EXPECT_EQ(Profile::from_json(profile.to_json()), profile);
+  profile.host_seconds = 0.125;
+  EXPECT_EQ(Profile::from_json(profile.to_json()), profile);
   profile.link = {
       .directory = "/scratch", .out_bytes_per_second = 1e9, .back_bytes_per_second = 1.1e9, .seconds = 1e-4};
   EXPECT_EQ(Profile::from_json(profile.to_json()), profile);
