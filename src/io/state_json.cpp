@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <type_traits>
+#include <utility>
 #include <variant>
 
 #include <fmt/format.h>
@@ -121,7 +122,7 @@ class Unflattener {
     if (value.is_number_float()) {
       return value.get<double>();
     }
-    if (value.is_number_integer()) {
+    if (value.is_number_integer() && (!value.is_number_unsigned() || std::in_range<int64_t>(value.get<uint64_t>()))) {
       return value.get<int64_t>();
     }
     return double_from_bits(value, name);

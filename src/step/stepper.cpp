@@ -93,6 +93,9 @@ class Stepper::Impl {
 
   std::optional<StepResult> accumulate_one(const MicroBatches& source) {
     if (source.items < 1) {
+      if (window_.size() > 0) {
+        abandon();
+      }
       throw ConfigError("Stepper.accumulate: the micro-batch is empty");
     }
     const bool is_first = window_.size() == 0;

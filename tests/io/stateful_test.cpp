@@ -1,3 +1,5 @@
+#include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,6 +12,7 @@
 #include "snug/core.h"
 #include "snug/optimizer.h"
 #include "snug/snapshot.h"
+#include "src/io/state_json.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::stateful_test {
@@ -271,6 +274,14 @@ struct Schedule {
   }
   void load_state_dict(const StateDict& state) { step = state.get<int64_t>("step"); }
 };
+
+TEST(StateDict, RefusesAWholeNumberThatDoesNotFit) {
+  const std::map<std::string, Tensor> no_tensors;
+  EXPECT_EQ(detail::unflatten(R"({"n":9223372036854775807})", no_tensors, "file").get<int64_t>("n"),
+            std::numeric_limits<int64_t>::max());
+  EXPECT_THAT([&] { detail::unflatten(R"({"n":9223372036854775808})", no_tensors, "file"); },
+              ThrowsMessage<CorruptFile>(HasSubstr("unknown value at 'n'")));
+}
 
 TEST(StatefulObject, IsAnythingWithAStateDict) {
   Schedule source{.step = 5};

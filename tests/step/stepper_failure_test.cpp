@@ -72,6 +72,9 @@ TEST(StepperFailure, AnErrorWhileAccumulatingDropsTheWindow) {
   EXPECT_THROW(run.stepper.accumulate(parts[1], [](const Batch&) -> Loss { throw Broken("now"); }), Broken);
   EXPECT_TRUE(same_bits(run.state(), before));
   EXPECT_FALSE(run.stepper.flush()) << "there is no window any more";
+  run.accumulate(parts[0]);
+  EXPECT_THROW(run.accumulate(batch.slice(0, 0)), ConfigError);
+  EXPECT_FALSE(run.stepper.flush()) << "an empty micro-batch is an error, too";
   AdamWTraining fresh({.accumulate = {.every = 3}});
   for (const Batch& part : parts) {
     run.accumulate(part);
