@@ -7,6 +7,7 @@
 #define SNUG_KERNELS_DETAIL_HALF_SIMD_H
 #endif
 
+#include <algorithm>
 #include <cstdint>
 
 #include <hwy/highway.h>
@@ -19,6 +20,18 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 template <class D>
 using Bits = hn::Vec<hn::RebindToUnsigned<D>>;
+
+/// Elements that do not fill a vector of FP32, moved to where they do.
+template <class T>
+struct Rest {
+  Rest() = default;
+  Rest(const T* from, int64_t count) { std::copy_n(from, count, values); }
+  void back(T* to, int64_t count) const { std::copy_n(values, count, to); }
+  T values[HWY_MAX_BYTES / sizeof(float)] = {};
+};
+
+/// Elements of a vector of FP32.
+HWY_INLINE int64_t lanes() { return static_cast<int64_t>(hn::Lanes(hn::ScalableTag<float>())); }
 
 /// 16 bits per element to the low half of 32.
 template <class D>

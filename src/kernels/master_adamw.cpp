@@ -21,16 +21,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using DU = hn::RebindToUnsigned<D>;
 
-/// Elements that do not fill a vector, moved to where they do.
-template <class T>
-struct Rest {
-  Rest(const T* from, int64_t count) { std::copy_n(from, count, values); }
-  void back(T* to, int64_t count) const { std::copy_n(values, count, to); }
-  T values[HWY_MAX_BYTES / sizeof(float)] = {};
-};
-
-int64_t lanes() { return static_cast<int64_t>(hn::Lanes(D())); }
-
 // With masters.
 
 template <class Half>

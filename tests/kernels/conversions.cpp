@@ -22,18 +22,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using DU = hn::RebindToUnsigned<D>;
 
-int64_t lanes() { return static_cast<int64_t>(hn::Lanes(D())); }
-
-/// Elements that do not fill a vector, moved to where they do.
-template <class T>
-struct Rest {
-  explicit Rest(int64_t count) : n(count) {}
-  Rest(const T* from, int64_t count) : n(count) { std::copy_n(from, n, values); }
-  void back(T* to) const { std::copy_n(values, n, to); }
-  int64_t n;
-  T values[HWY_MAX_BYTES / sizeof(float)] = {};
-};
-
 template <class From, class To>
 HWY_INLINE void convert(const From* from, To* to, int64_t count) {
   const D d;
@@ -41,9 +29,9 @@ HWY_INLINE void convert(const From* from, To* to, int64_t count) {
     store(d, load(d, from), to);
   }
   const Rest in(from, count);
-  Rest<To> out(count);
+  Rest<To> out;
   store(d, load(d, in.values), out.values);
-  out.back(to);
+  out.back(to, count);
 }
 
 void round_half(const float* values, Float16* rounded, int64_t count) { convert(values, rounded, count); }
@@ -59,9 +47,9 @@ void round_with(const float* values, const uint32_t* bits, BFloat16* rounded, in
   }
   const Rest in(values, count);
   const Rest random(bits, count);
-  Rest<BFloat16> out(count);
+  Rest<BFloat16> out;
   store_stochastic(d, hn::LoadU(d, in.values), hn::LoadU(du, random.values), out.values);
-  out.back(rounded);
+  out.back(rounded, count);
 }
 
 template <bool kSigned>
