@@ -12,6 +12,8 @@
 // from both. So a time is at least that of an operator whose time does not depend on the items, and at most that of an
 // operator whose time is proportional to the items; for fewer items the other way round.
 //
+// The host calls the same operators, however many the items. So the host's time stays the same.
+//
 // Profiles that differ in operators, kinds of storages or the order of events have no line between them. Then no
 // profile is made, and the refusal names no number.
 
@@ -50,7 +52,7 @@ std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledIt
     result.operators[i].workspace = bytes(small.profile.operators[i].workspace, result.operators[i].workspace);
     result.operators[i].seconds = seconds(small.profile.operators[i].seconds, result.operators[i].seconds);
   }
-  result.host_seconds = seconds(small.profile.host_seconds, result.host_seconds);
+  result.host_seconds = std::min(small.profile.host_seconds, result.host_seconds);
   for (size_t i = 0; i < result.backward.size(); ++i) {
     result.backward[i].seconds = seconds(small.profile.backward[i].seconds, result.backward[i].seconds);
   }

@@ -100,7 +100,7 @@ struct Profile {
   std::vector<BackwardStep> backward = {};
   std::vector<Event> events = {};
   /// The time between the operators of the forward pass, where the host sets the pace: of the program, of LibTorch, and
-  /// of a tape that records the operators, as under a plan.
+  /// of the recording, which is somewhat more than that of the tape under a plan.
   double host_seconds = 0;
   OffloadLink link = {};  ///< for what a plan offloads
 

@@ -29,7 +29,9 @@ Profile step_of(int64_t items, int operators = 4) {
     builder.parameters(4096);
   }
   builder.op("loss", seconds, 4, {x}, {x});
-  return builder.finish();
+  Profile profile = builder.finish();
+  profile.host_seconds = 0.125;
+  return profile;
 }
 
 TEST(Extrapolated, GoesOnAlongTheLineThroughBothProfiles) {
@@ -63,12 +65,14 @@ TEST(Extrapolated, HasNoBytesBelowZeroAndSecondsBetweenConstantAndProportionalOn
   small.operators[0].workspace = 1 << 20;
   small.operators[0].seconds = 100;
   small.backward[0].seconds = 100;
+  small.host_seconds = 100;
   const auto found = extrapolated({small, 2}, {large, 4}, 64);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->storages[1].bytes, 0);
   EXPECT_EQ(found->operators[0].workspace, 0);
   EXPECT_EQ(found->operators[0].seconds, large.operators[0].seconds);
   EXPECT_EQ(found->backward[0].seconds, large.backward[0].seconds);
+  EXPECT_EQ(found->host_seconds, large.host_seconds);
   small.operators[0].seconds = 0;
   EXPECT_EQ(extrapolated({small, 2}, {large, 4}, 64)->operators[0].seconds, 16 * large.operators[0].seconds);
   EXPECT_EQ(extrapolated({small, 2}, {large, 4}, 2)->operators[0].seconds, large.operators[0].seconds / 2);
