@@ -287,7 +287,8 @@ TEST(StepperPlan, HasRoomForTwoHalvesWithEverythingKeptInTheBytesThatTheyTakeByH
   constexpr int64_t kOfPlanning = 16 << 10;  // states of generators, and the like
   const Batch batch = make_batch(512);
   const int64_t by_hand = plain_bytes(batch, {.micro_batch = 256}, [] { return deep(); });
-  PlannedTraining run({.budget = {.memory = Bytes(live() + by_hand + kOfPlanning)}});
+  // Left to itself, the planner looks at halves only if a plan for the whole batch takes long, by measured times.
+  PlannedTraining run({.micro_batch = 256, .budget = {.memory = Bytes(live() + by_hand + kOfPlanning)}});
   run.step(batch);
   const StepPlan plan = *run.stepper.plan();
   const size_t row = plan.considered.find("\n         256 ");
