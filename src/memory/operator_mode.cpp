@@ -141,9 +141,11 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
 void pass_views_by(c10::Dispatcher& dispatcher) {
   static auto& registrations = *new std::vector<c10::RegistrationHandleRAII>;  // never destroyed, as the dispatcher
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) {
+      continue;
+    }
     const auto op = dispatcher.findSchema(name);
-    const bool is_torchs_view = op && name.name.starts_with("aten::") && makes_only_views(op->schema());
-    if (is_torchs_view && !op->hasKernelForDispatchKey(kKey)) {
+    if (op && makes_only_views(op->schema()) && !op->hasKernelForDispatchKey(kKey)) {
       registrations.push_back(dispatcher.registerImpl(name, kKey, c10::KernelFunction::makeFallthrough(), std::nullopt,
                                                       /*inferred_function_schema=*/nullptr, "snug"));
     }

@@ -77,6 +77,7 @@ void TapeRecorder::after_operator(plan::Operator&& op, const std::vector<std::pa
   if (is_operator && gap_began_) {
     gaps_.push_back({*gap_began_, operator_began_});
   }
+  gap_began_ = is_operator ? operator_spans_.back().second : gap_began_;
   int64_t outputs = 0;
   for (const auto& [storage, data] : made) {
     const auto taken = own_.find(data);
@@ -99,9 +100,6 @@ void TapeRecorder::after_operator(plan::Operator&& op, const std::vector<std::pa
   high_ = std::max<int64_t>(0, left);
   end_gap();
   place_ = Place::Between;
-  if (is_operator) {
-    gap_began_ = clock_.mark();
-  }
 }
 
 void TapeRecorder::after_view() {
