@@ -409,6 +409,8 @@ class Stepper::Impl {
     watch_.reset();
   }
 
+  // Some parameters may have been frozen, unfrozen or added since the last step. The parameters that this step trains
+  // are decided here, for all objects that take part.
   void open_window() {
     if (parameters_.refresh()) {
       scaler().name_parameters(parameters_.all());
@@ -426,6 +428,7 @@ class Stepper::Impl {
     ranks_->begin(options_.weights == Weights::Low);
   }
 
+  // From here on, changes of the step outside of itself are noted.
   void note_effects() {
     if (budget_.is_planning()) {
       effects_.emplace(budget_.journal(), [this](const at::Tensor& leaf) { return parameters_.holds(leaf); });
