@@ -117,14 +117,38 @@ bool Filling::improve(Point& best, const Stays& plan, int64_t budget) {
   return better;
 }
 
+// Storages whose treatment has an effect: the backward pass or a replay reads the storage, or a replay makes the
+// storage again. A change of another storage alone has the simulation of `point`.
+std::vector<bool> Filling::matter(const Point& point) const {
+  std::vector<bool> result(profile_.storages.size(), false);
+  for (const int s : choices_) {
+    result[at(s)] = point.run.last_use[at(s)] >= 0;
+  }
+  for (const Replay& replay : point.run.replays) {
+    for (const int op : replay.operators) {
+      for (const Value& value : profile_.operators[at(op)].writes) {
+        result[at(value.storage)] = true;
+      }
+    }
+  }
+  return result;
+}
+
 bool Filling::change_one(Point& best, int64_t budget, int64_t limit) {
   bool improved = false;
+  std::vector<bool> matters = matter(best);
   for (const int s : choices_) {
+    if (!matters[at(s)]) {
+      continue;
+    }
     for (const Stay choice : ways_[at(s)]) {
       if (choice != best.plan[at(s)] && pool_.work_left() > limit) {
         Stays plan = best.plan;
         plan[at(s)] = choice;
-        improved = improve(best, plan, budget) || improved;
+        if (improve(best, plan, budget)) {
+          improved = true;
+          matters = matter(best);
+        }
       }
     }
   }
@@ -132,8 +156,12 @@ bool Filling::change_one(Point& best, int64_t budget, int64_t limit) {
 }
 
 bool Filling::swap_two(Point& best, int64_t budget, int64_t limit) {
+  const std::vector<bool> matters = matter(best);
   for (const int s : choices_) {
     for (const int other : choices_) {
+      if (!matters[at(s)] && !matters[at(other)]) {
+        continue;
+      }
       for (const Stay first : ways_[at(s)]) {
         for (const Stay second : ways_[at(other)]) {
           if (pool_.work_left() <= limit) {

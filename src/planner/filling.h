@@ -33,6 +33,7 @@ class Filling {
   };
 
   std::vector<Gain> gains(const Point& point) const;
+  std::vector<bool> matter(const Point& point) const;
   bool improve(Point& best, const Stays& plan, int64_t budget);
   bool change_one(Point& best, int64_t budget, int64_t limit);
   bool swap_two(Point& best, int64_t budget, int64_t limit);

@@ -60,9 +60,9 @@ SegmentTable::SegmentTable(const Segments& segments, int64_t most_bytes)
   }
   find_crossing();
   find_taken();
-  for (int length = 1; length <= count_; ++length) {
-    for (int first = 0; first + length <= count_; ++first) {
-      solve(first, first + length - 1);
+  for (int last = 0; last < count_; ++last) {
+    for (int first = last; first >= 0; --first) {
+      solve(first, last);
     }
   }
 }
@@ -246,9 +246,7 @@ void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const
   if (least_sum >= best[0]) {
     return;
   }
-  const float* const end = std::partition_point(best, best + count, [&](float one) { return one > least_sum; });
-  take_faster(best, cell.choice + begin, of_rest, of_again, own, std::bit_cast<uint32_t>(choice),
-              static_cast<int>(end - best));
+  take_faster(best, cell.choice + begin, of_rest, of_again, own, std::bit_cast<uint32_t>(choice), least_sum, count);
 }
 
 std::vector<Stays> SegmentTable::plans() const {

@@ -86,6 +86,10 @@ class Solver::Search {
         filling_(simulator, uses_, pool_) {}
 
   void solve(int64_t budget);
+  void search_longer(SolverOptions options) {
+    options_ = options;
+    searched_.clear();
+  }
   void accept(const Stays& plan, int64_t budget) {
     pool_.evaluate(plan, budget);
     searched_.insert(budget);
@@ -101,7 +105,7 @@ class Solver::Search {
   double bound_within(int64_t budget);
 
   const Simulator& simulator_;
-  const SolverOptions options_;
+  SolverOptions options_;
   const StorageUses uses_;
   Pool pool_;
   Descent descent_;
@@ -109,7 +113,7 @@ class Solver::Search {
   std::optional<SegmentPlans> segment_plans_;  // made by the first search
   std::map<int64_t, double> bounds_;           // by budget, for all budgets that were asked for
   std::optional<Stays> smallest_;              // the answer of smallest()
-  std::set<int64_t> searched_;                 // budgets for which smallest_ was no new beginning
+  std::set<int64_t> searched_;                 // budgets for which nothing new has come since the search
 };
 
 // If plain training fits, nothing is faster. A plan with fewer bytes may be as fast.
@@ -183,7 +187,7 @@ std::vector<Point> Solver::Search::first_plans(int64_t budget) {
 
 void Solver::Search::solve(int64_t budget) {
   constexpr size_t kPolished = 5;
-  constexpr int64_t kSimulations = 3'000;  // small graphs gain nothing from more
+  constexpr int64_t kSimulations = 1'500;  // small graphs gain next to nothing from more
   constexpr double kGoodEnough = 1.005;    // times the bound: then the search ends
   if (!searched_.insert(budget).second) {
     return;
@@ -245,6 +249,8 @@ Answer Solver::solve(int64_t budget) {
   search_->solve(budget);
   return search_->answer(budget);
 }
+
+void Solver::search_longer(SolverOptions options) { search_->search_longer(options); }
 
 void Solver::accept(const Stays& plan, int64_t budget) { search_->accept(plan, budget); }
 

@@ -43,6 +43,9 @@ class Solver {
   /// answered without another search, unless smallest() has found a plan within `budget` in between.
   Answer solve(int64_t budget);
 
+  /// Later calls of solve() do the work of `options`, for earlier budgets too. What is known so far is kept.
+  void search_longer(SolverOptions options);
+
   /// From now on, `plan` is the answer for `budget`, without a search, unless a faster plan within `budget` is found
   /// for another budget. `plan` must be possible, with a peak within `budget`.
   void accept(const Stays& plan, int64_t budget);

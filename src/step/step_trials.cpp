@@ -323,21 +323,21 @@ bool StepTrials::run_the_best(const StepToPlan& step) {
       return true;
     }
     placement_ = found.placement;
-    run_predicted(step, found.search.choice->plan, items);
+    run_predicted(step, items);
   }
 }
 
 // Runs a predicted micro-batch under the plan of the prediction, so that the micro-batch has a profile of its own. A
 // micro-batch may take a little more than predicted, because workspaces grow in steps. So a plan that fails is followed
-// by a plan with fewer bytes. `quick`: the plan that a short search has found.
-void StepTrials::run_predicted(const StepToPlan& step, const plan::Solution& quick, int64_t items) {
+// by a plan with fewer bytes. The short search has found a plan, so the longer search has a plan for the first budget.
+void StepTrials::run_predicted(const StepToPlan& step, int64_t items) {
   const Tried predicted = tried_.at(items);
   const int64_t budget = room(items);
-  plan::Solver solver(predicted.search().simulator);
+  plan::Solver& solver = predicted.search().solver;
+  solver.search_longer({});
   for (const int64_t within : {budget, budget - budget / kLessAfterFailure}) {
     const plan::Answer answer = solver.solve(within);
-    const auto* found = std::get_if<plan::Solution>(&answer);
-    const plan::Solution* plan = found != nullptr ? found : within == budget ? &quick : nullptr;
+    const auto* plan = std::get_if<plan::Solution>(&answer);
     std::optional<ActivationPlan> under;
     if (plan != nullptr && !is_plain(*plan)) {
       under = PlanContent::make_plan(predicted.search().simulator, *plan);
@@ -408,9 +408,11 @@ bool StepTrials::fits_plainly(const StepToPlan& step, int64_t items) {
 int64_t StepTrials::try_each(const StepToPlan& step) {
   int64_t tries = 0;
   for (int64_t items = step.counts.batch; items >= 1; items /= 2) {
-    const bool has_run = tried_.contains(items) || try_one(step, items, {});
+    const bool is_whole_tried = items == step.counts.batch && is_least(step, items);
+    // The first run of all is cold, and only two losses of the same items show a state that nobody takes back.
+    const bool has_run = tried_.contains(items) || try_one(step, items, {.runs = size_t{tried_.empty() ? 2u : 1u}});
     if (!pinned_by_.empty()) {
-      return try_whole(step);
+      return try_whole(step, is_whole_tried);
     }
     if ((has_run && is_enough(items)) || (++tries >= kCandidates && has_found())) {
       return items;
@@ -423,10 +425,11 @@ int64_t StepTrials::try_each(const StepToPlan& step) {
   return 1;
 }
 
-// For a batch that must not be cut, as a trial of a part may have told.
-int64_t StepTrials::try_whole(const StepToPlan& step) {
+// For a batch that must not be cut, as a trial of a part may have told. `was_tried`: by all means, because the batch
+// was known to stay whole.
+int64_t StepTrials::try_whole(const StepToPlan& step, bool was_tried) {
   std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.counts.batch; });
-  if (tried_.empty()) {
+  if (tried_.empty() && !was_tried) {
     try_one(step, step.counts.batch, {});
   }
   return step.counts.batch;
@@ -439,7 +442,7 @@ int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, in
       try_one(step, items, {.slices = before != nullptr ? before->slices : 1});
     }
     if (!pinned_by_.empty()) {
-      return try_whole(step);
+      return try_whole(step, /*was_tried=*/false);
     }
     if (items == 1 || search(items).search.choice) {
       return items;

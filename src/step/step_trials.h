@@ -101,7 +101,7 @@ class StepTrials {
     mutable std::shared_ptr<Searches> searches = {};  // while a plan is searched, because plans take memory
 
     Searches& search() const {
-      // A prediction is compared with other predictions. The plan of the best is searched again, with more work.
+      // A prediction is compared with other predictions. The search of the best goes on, with more work.
       const plan::SolverOptions options = is_predicted ? plan::SolverOptions{.work = 300'000} : plan::SolverOptions();
       searches = searches ? searches : std::make_shared<Searches>(profile, options);
       return *searches;
@@ -125,11 +125,11 @@ class StepTrials {
   bool predict_candidates(const StepToPlan& step, int64_t most);
   bool is_enough(int64_t items) const;
   bool run_the_best(const StepToPlan& step);
-  void run_predicted(const StepToPlan& step, const plan::Solution& quick, int64_t items);
+  void run_predicted(const StepToPlan& step, int64_t items);
   int64_t try_all(const StepToPlan& step, const Choice* before);
   int64_t try_each(const StepToPlan& step);
   int64_t try_at_most(const StepToPlan& step, const Choice* before, int64_t items);
-  int64_t try_whole(const StepToPlan& step);
+  int64_t try_whole(const StepToPlan& step, bool was_tried);
   void try_slices(const StepToPlan& step, int64_t items);
   Found search(int64_t only) const;
   plan::Search search_with(int64_t only, Placement placement) const;

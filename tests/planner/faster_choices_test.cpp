@@ -24,6 +24,8 @@ class FasterChoices : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(, FasterChoices, ::testing::ValuesIn(kernels::detail::simd_targets()),
                          [](const auto& target) { return target.param; });
 
+constexpr float kNoLeast = -std::numeric_limits<float>::infinity();
+
 // Seconds that are often equal, with some that are impossible.
 std::vector<float> seconds(int count, std::mt19937& random) {
   std::vector<float> values;
@@ -59,7 +61,7 @@ TEST_P(FasterChoices, AreTakenWhereTheSumIsLessAndNowhereElse) {
         ++left;
       }
     }
-    take_faster(best.data(), choices.data(), rest.data(), again.data(), kOwn, kChoice, slots);
+    take_faster(best.data(), choices.data(), rest.data(), again.data(), kOwn, kChoice, kNoLeast, slots);
     ASSERT_EQ(best, expected_best);
     ASSERT_EQ(choices, expected_choices);
   }
@@ -71,11 +73,22 @@ TEST_P(FasterChoices, LeaveTheEarlierOfTwoChoicesThatAreAsFast) {
   const std::vector<float> rest(9, 1.0f), again(9, 0.25f);
   std::vector<float> best(9, 1.75f);
   std::vector<uint32_t> choices(9, 1);
-  take_faster(best.data(), choices.data(), rest.data(), again.data(), 0.5f, 2, 9);
+  take_faster(best.data(), choices.data(), rest.data(), again.data(), 0.5f, 2, kNoLeast, 9);
   EXPECT_EQ(choices, std::vector<uint32_t>(9, 1));
-  take_faster(best.data(), choices.data(), rest.data(), again.data(), 0.25f, 2, 9);
+  take_faster(best.data(), choices.data(), rest.data(), again.data(), 0.25f, 2, kNoLeast, 9);
   EXPECT_EQ(choices, std::vector<uint32_t>(9, 2));
   EXPECT_EQ(best, std::vector<float>(9, 1.5f));
+}
+
+TEST_P(FasterChoices, AreNotLookedForWhereTheLeastSumIsNoLess) {
+  constexpr int kMostLanes = 16;
+  const std::vector<float> rest(2 * kMostLanes, 0.25f), again(2 * kMostLanes, 0.0f);
+  std::vector<float> best(kMostLanes, 5.0f), expected(kMostLanes, 0.5f);
+  best.resize(2 * kMostLanes, 1.0f);
+  expected.resize(2 * kMostLanes, 1.0f);
+  std::vector<uint32_t> choices(2 * kMostLanes, 1);
+  take_faster(best.data(), choices.data(), rest.data(), again.data(), 0.25f, 2, 1.0f, 2 * kMostLanes);
+  EXPECT_EQ(best, expected);
 }
 
 }  // namespace

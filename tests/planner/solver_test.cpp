@@ -188,6 +188,19 @@ TEST(Solver, AnswersABudgetAgainWithoutAnotherSearch) {
   EXPECT_EQ(solver.simulations(), simulations);
 }
 
+TEST(Solver, GoesOnLongerFromWhatAShortSearchKnows) {
+  const Simulator simulator(gpt_profile(4));
+  const int64_t budget = plain_peak(simulator) / 3;
+  Solver solver(simulator, {.work = 20'000});
+  const Answer quick = solver.solve(budget);
+  const int64_t simulations = solver.simulations();
+  solver.search_longer({});
+  const Answer longer = solver.solve(budget);
+  EXPECT_GT(solver.simulations(), simulations);
+  ASSERT_NE(plan_of(quick), nullptr);
+  EXPECT_LT(plan_of(longer)->seconds, plan_of(quick)->seconds);
+}
+
 TEST(Solver, SaysHowManyBytesWouldDo) {
   const Simulator simulator(gpt_profile(2));
   Solver solver(simulator);

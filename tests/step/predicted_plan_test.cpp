@@ -115,6 +115,43 @@ TEST(PredictedPlan, IsMadeForABatchThatMustNotBeCut) {
   expect_few_calls(whole);
 }
 
+// Plans a step in `share` of plain training's bytes, and counts.
+Calls calls_within(double share, const Batch& batch, const std::function<nn::Sequential()>& make, bool fits) {
+  int64_t plain = 0;
+  {
+    const int64_t before = live();
+    PlannedTraining run({}, make());
+    run.step(batch);
+    plain = run.step(batch).peak_bytes - before;
+  }
+  const int64_t budget = live() + static_cast<int64_t>(share * static_cast<double>(plain));
+  PlannedTraining run({.budget = {.memory = Bytes(budget)}}, make());
+  Calls calls;
+  const auto plan = [&] {
+    run.stepper.plan_for(batch, [&](const Batch& micro) {
+      ++calls[micro[0].size(0)];
+      return squared(run.model, micro);
+    });
+  };
+  if (fits) {
+    plan();
+  } else {
+    EXPECT_THROW(plan(), BudgetExceeded);
+  }
+  return calls;
+}
+
+TEST(PredictedPlan, IsNotMadeForFewItemsWhosePartsRunOnceEach) {
+  const Calls calls = calls_within(0.7, two_large_items(), very_deep, /*fits=*/true);
+  EXPECT_GT(calls.at(2), 1);
+  EXPECT_EQ(calls.at(1), 1);
+}
+
+TEST(PredictedPlan, OfABatchThatMustNotBeCutIsRefusedAfterTryingTheBatchOnce) {
+  const Calls calls = calls_within(0.3, make_batch(kItems), with_batch_norm, /*fits=*/false);
+  EXPECT_LE(calls.at(kItems), 9);  // two attempts at the same batch took 13
+}
+
 TEST(PredictedPlan, HasTheBytesThatTheStepTakes) {
   const Planned planned = planned_within(0.6, squared);
   const Batch batch = make_batch(kItems);
