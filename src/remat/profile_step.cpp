@@ -279,7 +279,7 @@ class FrugalSchedules {
 
   // A schedule for a profile has to fit, and need not be fast. Plans of segments fit, and a quick search finds them.
   static constexpr plan::SolverOptions kQuickSearch{.work = 30'000};
-  static constexpr plan::SolverOptions kSearch{.work = 500'000};
+  static constexpr plan::SolverOptions kSearch{.work = 2'000'000};
 
   // A guess at plan::Solver::smallest(), which searches longer.
   static int64_t about_the_smallest_peak(plan::Solver& solver) {
