@@ -69,15 +69,13 @@ class AutoCheckpoint:
         self.plan = None
         self._plans = {}  # by kind of call, by sizes
         self._meter = None
-        self._model = model
         self._hooks = (model.register_forward_pre_hook(self._before, with_kwargs=True),
                        model.register_forward_hook(self._after, always_call=True))
 
     def remove(self) -> None:
-        """Makes the model as it was."""
+        """Takes the hooks away: the model runs as it did before."""
         for hook in self._hooks:
             hook.remove()
-        vars(self._model).pop("auto_checkpoint", None)
         self._stop_meter()
 
     def __str__(self) -> str:
@@ -126,7 +124,7 @@ class AutoCheckpoint:
         for planned in plans.values():
             if planned.serves(call.sizes) and live + planned.plan.peak_bytes + planned.outside_bytes <= self.memory_budget:
                 return planned
-        planned = plans.get(call.sizes) or _Planned(call.sizes, device)
+        planned = _Planned(call.sizes, device, plans.get(call.sizes))
         self._make(planned, model, args, kwargs, live)
         plans[call.sizes] = planned
         return planned
@@ -144,14 +142,13 @@ class AutoCheckpoint:
         # Planning keeps copies of gradients that are there. A hundredth is left to memory that grows a little from step to step.
         room, beside = self.memory_budget - live, _gradient_bytes(model) + self.memory_budget // 100
         try:
-            try:
-                planned.plan = plan(loss_of, max(0, room - planned.outside_bytes - beside))
-            except BudgetExceeded as error:
-                if not 0 < error.smallest_feasible <= room - planned.outside_bytes:
-                    raise
-                planned.plan = plan(loss_of, error.smallest_feasible)
-            if planned.plan.peak_bytes > room - planned.outside_bytes:  # which is known better since
-                planned.plan = plan(loss_of, max(0, room - planned.outside_bytes))
+            while planned.plan is None or planned.plan.peak_bytes > room - planned.outside_bytes:  # known better after a pass
+                try:
+                    planned.plan = plan(loss_of, max(0, room - planned.outside_bytes - beside))
+                except BudgetExceeded as error:
+                    if not 0 < error.smallest_feasible <= room - planned.outside_bytes:
+                        raise
+                    planned.plan = plan(loss_of, error.smallest_feasible)
         except BudgetExceeded as error:
             least = error.smallest_feasible
             raised = BudgetExceeded(
@@ -186,10 +183,10 @@ class _Call:
 
 
 class _Planned:
-    def __init__(self, sizes, device):
+    def __init__(self, sizes, device, before):
         self.sizes, self.device, self.plan = sizes, device, None
-        self.deviating = set()  # smaller sizes with other operators
-        self.outside_bytes, self.is_measured = 0, False  # of the loss
+        self.deviating = before.deviating if before else set()  # smaller sizes with other operators
+        self.outside_bytes, self.is_measured = (before.outside_bytes, before.is_measured) if before else (0, False)  # of the loss
 
     def serves(self, sizes):
         """A smaller batch is within the plan of a larger one, unless it takes other operators."""
