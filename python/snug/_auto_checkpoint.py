@@ -39,11 +39,11 @@ def auto_checkpoint(model: Model, memory_budget: int | str) -> Model:
     - with larger tensors, other arguments, or in another mode (train, eval, autocast) than all calls before;
     - with other gradients there already, as in accumulation;
     - with more memory alive, as after the first step, where the optimizer has made its state.
-    Planning calls forward() a few times, and backward runs. The same is put back as by snug.plan, and what is not is the program's.
+    Planning calls forward() a few times, and backward runs. Near the least plan there is, planning takes up to twice as much as the plan. The same is put back as by snug.plan, and what is not is the program's.
 
     The loss is the first scalar that forward() returns. Where there is none the program computes the loss outside the model, and that
-    cannot be planned. The memory of that part is measured in the first step of each plan, until when it is taken for three times that of
-    the model's outputs. One backward pass follows each call: where a loss takes several calls of a model, use snug.plan.
+    cannot be planned: the memory that it takes is measured in the first step, which runs under the plan that takes the least.
+    One backward pass follows each call: where a loss takes several calls of a model, use snug.plan.
 
     Raises from the call of the model: BudgetExceeded where no plan fits, whose smallest_feasible is then the smallest memory_budget
     that does; ConfigError as snug.plan does, and for outputs without a tensor that requires a gradient.
@@ -67,7 +67,8 @@ class AutoCheckpoint:
     def __init__(self, model: torch.nn.Module, memory_budget: int | str) -> None:
         self.memory_budget = _snug.bytes_of(memory_budget)
         self.plan = None
-        self._plans = {}  # by kind of call, by sizes
+        self._plans = {}  # by kind of call and bytes of gradients, by sizes
+        self._outside = {}  # by kind of call and sizes: bytes that the loss outside the model takes
         self._meter = None
         self._hooks = (model.register_forward_pre_hook(self._before, with_kwargs=True),
                        model.register_forward_hook(self._after, always_call=True))
@@ -82,7 +83,7 @@ class AutoCheckpoint:
         return f"memory_budget {_mib(self.memory_budget)}: " + (str(self.plan) if self.plan else "no step was made yet")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "plan": None, "_plans": {}, "_meter": None}
+        return {**vars(self), "plan": None, "_plans": {}, "_outside": {}, "_meter": None}
 
     def _before(self, model, args, kwargs):
         call = getattr(_of_thread, "call", None)
@@ -92,9 +93,9 @@ class AutoCheckpoint:
         if not torch.is_grad_enabled() or not any(p.requires_grad for p in model.parameters()):
             return
         self._stop_meter()
-        _of_thread.call = call = _Call(self)
+        _of_thread.call = call = _Call(self, model, args, kwargs)
         try:
-            call.planned = self._planned(call, model, args, kwargs)
+            call.planned = self._planned(call)
             call.planned.plan.__enter__()
         except BaseException:
             _of_thread.call = None
@@ -111,62 +112,71 @@ class AutoCheckpoint:
         planned = call.planned
         planned.plan.__exit__()
         self.plan = planned.plan
-        if call.sizes != planned.sizes:
-            if self.plan.deviation:
-                planned.deviating.add(call.sizes)
-        elif not planned.is_measured:
-            self._measure(planned, outputs)
+        if planned.sizes == call.sizes:
+            self._measure(call, outputs)
+        elif self.plan.deviation:
+            planned.deviating.add(call.sizes)
 
-    def _planned(self, call, model, args, kwargs):
-        device = next(p.device for p in model.parameters())
-        kind, call.sizes = _kind_and_sizes(model, device, args, kwargs)
-        plans, live = self._plans.setdefault(kind, {}), live_bytes(device)
+    def _planned(self, call):
+        plans = self._plans.setdefault((call.kind, call.gradients), {})
         for planned in plans.values():
-            if planned.serves(call.sizes) and live + planned.plan.peak_bytes + planned.outside_bytes <= self.memory_budget:
-                return planned
-        planned = _Planned(call.sizes, device, plans.get(call.sizes))
-        self._make(planned, model, args, kwargs, live)
-        plans[call.sizes] = planned
+            outside = self._outside.get((call.kind, planned.sizes))
+            if planned.serves(call.sizes) and planned.is_careful == (outside is None):
+                if call.live + planned.plan.peak_bytes + (outside or 0) <= self.memory_budget:
+                    return planned
+        before = plans.get(call.sizes)
+        plans[call.sizes] = planned = self._made(call, before.deviating if before else set())
         return planned
 
-    def _make(self, planned, model, args, kwargs, live):
+    def _made(self, call, deviating):
+        # Planning keeps copies of gradients that are there. A hundredth is left to memory that grows a little from step to step.
+        outside = self._outside.get((call.kind, call.sizes))
+        room = self.memory_budget - call.live - (outside or 0)
+        budget, is_careful = max(0, room - call.gradients - self.memory_budget // 100), False
+
         def loss_of():
             torch.clear_autocast_cache()  # so that weights are cast in each pass, as in each step
-            outputs = model.forward(*pytree.tree_map(_leaf, args), **pytree.tree_map(_leaf, kwargs))
+            outputs = call.model.forward(*pytree.tree_map(_leaf, call.args), **pytree.tree_map(_leaf, call.kwargs))
             loss, is_own = _loss(outputs)
-            if not planned.is_measured:
-                planned.outside_bytes = loss.nbytes if is_own else 3 * sum(tensor.nbytes for tensor in _tensors(outputs))
+            if outside is None and not is_own and not is_careful:
+                raise _LossIsOutside
             loss.outputs = outputs  # which the program holds, too, while backward runs
             return loss
 
-        # Planning keeps copies of gradients that are there. A hundredth is left to memory that grows a little from step to step.
-        room, beside = self.memory_budget - live, _gradient_bytes(model) + self.memory_budget // 100
-        try:
-            while planned.plan is None or planned.plan.peak_bytes > room - planned.outside_bytes:  # known better after a pass
-                try:
-                    planned.plan = plan(loss_of, max(0, room - planned.outside_bytes - beside))
-                except BudgetExceeded as error:
-                    if not 0 < error.smallest_feasible <= room - planned.outside_bytes:
-                        raise
-                    planned.plan = plan(loss_of, error.smallest_feasible)
-        except BudgetExceeded as error:
-            least = error.smallest_feasible
-            raised = BudgetExceeded(
-                f"auto_checkpoint: memory_budget is {_mib(self.memory_budget)}; {_mib(live)} are alive before forward, the loss outside the "
-                f"model takes {_mib(planned.outside_bytes)}, and {error}")
-            raised.smallest_feasible = least and least + live + planned.outside_bytes
-            raise raised from None
-        torch.clear_autocast_cache()
-        logging.getLogger("snug").info("auto_checkpoint: %s", planned.plan)
+        def made():
+            try:
+                return plan(loss_of, budget)
+            except BudgetExceeded as error:
+                least = error.smallest_feasible
+                if 0 < least <= room:
+                    return plan(loss_of, least)
+                raised = BudgetExceeded(f"auto_checkpoint: memory_budget is {_mib(self.memory_budget)}; {_mib(call.live)} are alive before forward, "
+                                        f"the loss outside the model takes {_mib(outside or 0)}, and {error}")
+                raised.smallest_feasible = least and least + call.live + (outside or 0)
+                raise raised from None
 
-    def _measure(self, planned, outputs):
+        try:
+            found = made()
+        except _LossIsOutside:
+            budget, is_careful = 0, True
+            found = made()
+        if outside is None and not is_careful:
+            self._outside[call.kind, call.sizes] = 0
+        torch.clear_autocast_cache()
+        logging.getLogger("snug").info("auto_checkpoint: %s", found)
+        return _Planned(call.sizes, found, is_careful, deviating)
+
+    def _measure(self, call, outputs):
         """Most bytes from here until the gradient of one of the outputs is there: what the loss outside the model takes."""
-        self._meter = meter = MemoryMeter(device=planned.device)
+        key = call.kind, call.sizes
+        if key in self._outside:
+            return
+        self._meter = meter = MemoryMeter(device=call.device)
         meter.__enter__()
 
-        def of_outputs(gradient):
-            if not planned.is_measured:
-                planned.is_measured, planned.outside_bytes = True, meter.report().peak_bytes
+        def of_outputs(_):
+            if key not in self._outside:
+                self._outside[key] = meter.report().peak_bytes
 
         for tensor in _tensors(outputs):
             tensor.register_hook(of_outputs)
@@ -177,16 +187,24 @@ class AutoCheckpoint:
             self._meter = None
 
 
+class _LossIsOutside(Exception):
+    """What the loss takes is not known yet."""
+
+
 class _Call:
-    def __init__(self, of):
-        self.of, self.depth, self.planned, self.sizes = of, 0, None, ()
+    def __init__(self, of, model, args, kwargs):
+        self.of, self.model, self.args, self.kwargs = of, model, args, kwargs
+        self.device = next(p.device for p in model.parameters())
+        self.live, self.gradients = live_bytes(self.device), sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+        self.kind, self.sizes = _kind_and_sizes(model, self.device, args, kwargs)
+        self.depth, self.planned = 0, None
 
 
 class _Planned:
-    def __init__(self, sizes, device, before):
-        self.sizes, self.device, self.plan = sizes, device, None
-        self.deviating = before.deviating if before else set()  # smaller sizes with other operators
-        self.outside_bytes, self.is_measured = (before.outside_bytes, before.is_measured) if before else (0, False)  # of the loss
+    """is_careful: takes the least, since what the loss takes is not known."""
+
+    def __init__(self, sizes, plan_of_them, is_careful, deviating):
+        self.sizes, self.plan, self.is_careful, self.deviating = sizes, plan_of_them, is_careful, deviating
 
     def serves(self, sizes):
         """A smaller batch is within the plan of a larger one, unless it takes other operators."""
@@ -198,11 +216,7 @@ def _kind_and_sizes(model, device, args, kwargs):
     leaves, structure = pytree.tree_flatten((args, kwargs))
     sizes = [size for leaf in leaves if isinstance(leaf, Tensor) for size in leaf.shape]
     autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
-    return (structure, model.training, autocast, _gradient_bytes(model), tuple(map(_kind, leaves))), tuple(sizes)
-
-
-def _gradient_bytes(model):
-    return sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    return (structure, model.training, autocast, tuple(map(_kind, leaves))), tuple(sizes)
 
 
 def _kind(leaf):

@@ -62,7 +62,7 @@ def warn_of_own_checkpoints(modules: Iterable[torch.nn.Module]) -> None:
             if module.training and vars(module).get(name) is True:
                 warnings.warn(f"snug: {type(module).__name__} has gradient checkpointing of its own on, which keeps control of what is saved inside: "
                               "little is left to plan, and more is computed again than by a plan alone. Switch it off: "
-                              f"model.{cure}", stacklevel=5)
+                              f"model.{cure}")
                 return
 
 
