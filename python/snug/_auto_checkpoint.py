@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import warnings
 from typing import Any, TypeVar
 
 import torch
@@ -45,6 +46,7 @@ def auto_checkpoint(model: Model, memory_budget: int | str) -> Model:
     cannot be planned: the memory that it takes is measured in the first step, which runs under the plan that takes the least.
     One backward pass follows each call: where a loss takes several calls of a model, use snug.plan.
 
+    A step that runs other operators than planned keeps what follows, above the budget if need be: a UserWarning tells.
     Raises from the call of the model: BudgetExceeded where no plan fits, whose smallest_feasible is then the smallest memory_budget
     that does; ConfigError as snug.plan does, and for outputs without a tensor that requires a gradient.
     """
@@ -85,6 +87,7 @@ class AutoCheckpoint:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "plan": None, "_plans": {}, "_outside": {}, "_meter": None}
 
+    @torch._disable_dynamo  # the hooks; what they run around may be compiled
     def _before(self, model, args, kwargs):
         call = getattr(_of_thread, "call", None)
         if call is not None:
@@ -101,6 +104,7 @@ class AutoCheckpoint:
             _of_thread.call = None
             raise
 
+    @torch._disable_dynamo
     def _after(self, _, __, outputs):
         call = getattr(_of_thread, "call", None)
         if call is None or call.of is not self:
@@ -114,6 +118,9 @@ class AutoCheckpoint:
         self.plan = planned.plan
         if planned.sizes == call.sizes:
             self._measure(call, outputs)
+            if self.plan.deviation:
+                warnings.warn(f"auto_checkpoint: the step runs other operators than were planned for ({self.plan.deviation}), and everything from "
+                              "there on is kept; torch.compile around a planned model does that: plan what torch.compile returns instead")
         elif self.plan.deviation:
             planned.deviating.add(call.sizes)
 

@@ -209,6 +209,25 @@ class AutoCheckpoint(unittest.TestCase):
         self.assertGreater(replayed[0], 0)
         self.assertEqual(replayed[1:], [0, 0])
 
+    def test_is_around_what_torch_compile_returns_and_says_where_it_is_inside(self):
+        _, (x, *_) = made()
+        results = []
+        for around in (lambda model: torch.compile(model, backend="aot_eager"),
+                       lambda model: snug.auto_checkpoint(torch.compile(model, backend="aot_eager"), memory_budget="1GiB"),
+                       lambda model: torch.compile(snug.auto_checkpoint(model, memory_budget="1GiB"), backend="aot_eager")):
+            torch._dynamo.reset()
+            torch.manual_seed(1)
+            model = Mlp(layers=2, dropout=0)
+            run = around(model)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                losses = [mean_square(run, x) for _ in range(2)]
+            results.append((losses, any("other operators than were planned" in str(one.message) for one in told)))
+        (plain, _), (outside, told_outside), (inside, told_inside) = results
+        self.assertSameBits(plain, outside)
+        self.assertSameBits(plain, inside)
+        self.assertEqual((told_outside, told_inside), (False, True))
+
     def test_takes_a_model_that_calls_itself(self):
         _, batches = made()
         self.check(Tree(), batches, share=0.8)
