@@ -38,8 +38,7 @@ def auto_checkpoint(model: Model, memory_budget: int | str) -> Model:
 
     A plan is made by the first call of the model with gradients enabled, and made again by a call
     - with larger tensors, other arguments, or in another mode (train, eval, autocast) than all calls before;
-    - with other gradients there already, as in accumulation;
-    - with more memory alive, as after the first step, where the optimizer has made its state.
+    - with more memory alive: as after the first step, where the optimizer has made its state, or in accumulation, with gradients there.
     Planning calls forward() a few times, and backward runs. Near the least plan there is, planning takes up to twice as much as the plan. The same is put back as by snug.plan, and what is not is the program's.
 
     The loss is the first scalar that forward() returns. Where there is none the program computes the loss outside the model, and that
@@ -69,7 +68,7 @@ class AutoCheckpoint:
     def __init__(self, model: torch.nn.Module, memory_budget: int | str) -> None:
         self.memory_budget = _snug.bytes_of(memory_budget)
         self.plan = None
-        self._plans = {}  # by kind of call and bytes of gradients, by sizes
+        self._plans = {}  # by kind of call, by sizes
         self._outside = {}  # by kind of call and sizes: bytes that the loss outside the model takes
         self._meter = None
         self._hooks = (model.register_forward_pre_hook(self._before, with_kwargs=True),
@@ -125,11 +124,12 @@ class AutoCheckpoint:
             planned.deviating.add(call.sizes)
 
     def _planned(self, call):
-        plans = self._plans.setdefault((call.kind, call.gradients), {})
+        plans = self._plans.setdefault(call.kind, {})
         for planned in plans.values():
             outside = self._outside.get((call.kind, planned.sizes))
             if planned.serves(call.sizes) and planned.is_careful == (outside is None):
-                if call.live + planned.plan.peak_bytes + (outside or 0) <= self.memory_budget:
+                new_gradients = max(0, planned.gradients - call.gradients)  # that were there when it was planned
+                if call.live + new_gradients + planned.plan.peak_bytes + (outside or 0) <= self.memory_budget:
                     return planned
         before = plans.get(call.sizes)
         plans[call.sizes] = planned = self._made(call, before.deviating if before else set())
@@ -171,7 +171,7 @@ class AutoCheckpoint:
             self._outside[call.kind, call.sizes] = 0
         torch.clear_autocast_cache()
         logging.getLogger("snug").info("auto_checkpoint: %s", found)
-        return _Planned(call.sizes, found, is_careful, deviating)
+        return _Planned(call, found, is_careful, deviating)
 
     def _measure(self, call, outputs):
         """Most bytes from here until the gradient of one of the outputs is there: what the loss outside the model takes."""
@@ -210,8 +210,8 @@ class _Call:
 class _Planned:
     """is_careful: takes the least, since what the loss takes is not known."""
 
-    def __init__(self, sizes, plan_of_them, is_careful, deviating):
-        self.sizes, self.plan, self.is_careful, self.deviating = sizes, plan_of_them, is_careful, deviating
+    def __init__(self, call, plan_of_it, is_careful, deviating):
+        self.sizes, self.gradients, self.plan, self.is_careful, self.deviating = call.sizes, call.gradients, plan_of_it, is_careful, deviating
 
     def serves(self, sizes):
         """A smaller batch is within the plan of a larger one, unless it takes other operators."""
