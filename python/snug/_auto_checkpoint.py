@@ -39,15 +39,16 @@ def auto_checkpoint(model: Model, memory_budget: int | str) -> Model:
     A plan is made by the first call of the model with gradients enabled, and made again by a call
     - with larger tensors, other arguments, or in another mode (train, eval, autocast) than all calls before;
     - with more memory alive: as after the first step, where the optimizer has made its state, or in accumulation, with gradients there.
-    Planning calls forward() a few times, and backward runs. Near the least plan there is, planning takes up to twice as much as the plan. The same is put back as by snug.plan, and what is not is the program's.
+    Planning calls forward() a few times, and backward runs. Near the least plan there is, planning takes up to twice as much as it.
+    The same is put back as by snug.plan, and what is not is the program's.
 
     The loss is the first scalar that forward() returns. Where there is none the program computes the loss outside the model, and that
     cannot be planned: the memory that it takes is measured in the first step, which runs under the plan that takes the least.
     One backward pass follows each call: where a loss takes several calls of a model, use snug.plan.
 
     A step that runs other operators than planned keeps what follows, above the budget if need be: a UserWarning tells.
-    Raises from the call of the model: BudgetExceeded where no plan fits, whose smallest_feasible is then the smallest memory_budget
-    that does; ConfigError as snug.plan does, and for outputs without a tensor that requires a gradient.
+    Raises from the call of the model: BudgetExceeded where no plan fits, whose smallest_feasible is the memory_budget
+    that this step would need; ConfigError as snug.plan does, and for outputs without a tensor that requires a gradient.
     """
     before = vars(model).get("auto_checkpoint")
     if isinstance(before, AutoCheckpoint):
@@ -118,8 +119,8 @@ class AutoCheckpoint:
         if planned.sizes == call.sizes:
             self._measure(call, outputs)
             if self.plan.deviation:
-                warnings.warn(f"auto_checkpoint: the step runs other operators than were planned for ({self.plan.deviation}), and everything from "
-                              "there on is kept; torch.compile around a planned model does that: plan what torch.compile returns instead")
+                warnings.warn("auto_checkpoint: the step runs other operators than were planned for "
+                              f"({self.plan.deviation}), and everything from there on is kept; torch.compile around a planned model does that: plan what torch.compile returns instead")
         elif self.plan.deviation:
             planned.deviating.add(call.sizes)
 
@@ -157,8 +158,8 @@ class AutoCheckpoint:
                 least = error.smallest_feasible
                 if 0 < least <= room:
                     return plan(loss_of, least)
-                raised = BudgetExceeded(f"auto_checkpoint: memory_budget is {_mib(self.memory_budget)}; {_mib(call.live)} are alive before forward, "
-                                        f"the loss outside the model takes {_mib(outside or 0)}, and {error}")
+                raised = BudgetExceeded(f"auto_checkpoint: memory_budget is {_mib(self.memory_budget)}; {_mib(call.live)} are alive before "
+                                        f"forward, the loss outside the model takes {_mib(outside or 0)}, and {error}")
                 raised.smallest_feasible = least and least + call.live + (outside or 0)
                 raise raised from None
 
@@ -211,7 +212,8 @@ class _Planned:
     """is_careful: takes the least, since what the loss takes is not known."""
 
     def __init__(self, call, plan_of_it, is_careful, deviating):
-        self.sizes, self.gradients, self.plan, self.is_careful, self.deviating = call.sizes, call.gradients, plan_of_it, is_careful, deviating
+        self.sizes, self.gradients, self.plan = call.sizes, call.gradients, plan_of_it
+        self.is_careful, self.deviating = is_careful, deviating
 
     def serves(self, sizes):
         """A smaller batch is within the plan of a larger one, unless it takes other operators."""

@@ -60,8 +60,8 @@ def warn_of_own_checkpoints(modules: Iterable[torch.nn.Module]) -> None:
     for module in modules:
         for name, cure in _OWN_CHECKPOINTS.items():
             if module.training and vars(module).get(name) is True:
-                warnings.warn(f"snug: {type(module).__name__} has gradient checkpointing of its own on, which keeps control of what is saved inside: "
-                              "little is left to plan, and more is computed again than by a plan alone. Switch it off: "
+                warnings.warn(f"snug: {type(module).__name__} has gradient checkpointing of its own on, which keeps control of what is saved "
+                              "inside: little is left to plan, and more is computed again than by a plan alone. Switch it off: "
                               f"model.{cure}")
                 return
 
