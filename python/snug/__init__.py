@@ -2,7 +2,8 @@
 
     import snug
 
-    plan = snug.plan(lambda: loss_of(batch), budget="8GiB")            # a loop of one's own
+    model = snug.auto_checkpoint(model, memory_budget="8GiB")          # a loop that stays as it is
+    plan = snug.plan(lambda: loss_of(batch), budget="8GiB")            # a plan by hand
     stepper = snug.Stepper(model, optimizer, memory="8GiB")            # whole steps
 
 See docs/python.md.
@@ -14,7 +15,9 @@ from ._environment import prepare as _prepare
 _prepare()  # first: it tells whether _snug, which is linked to torch's libraries, can be loaded
 
 from ._adamw8bit import AdamW8bit
+from ._auto_checkpoint import AutoCheckpoint, auto_checkpoint
 from ._errors import BudgetExceeded, ConfigError, CorruptFile, Error
+from ._estimate import MemoryEstimate, estimate_memory
 from ._memory import MemoryLimit, MemoryMeter, live_bytes
 from ._plan import curve, fits, plan
 from ._snug import Loss, Plan, StepResult
@@ -22,5 +25,5 @@ from ._stepper import Stepper
 
 del _prepare
 
-__all__ = ["AdamW8bit", "BudgetExceeded", "ConfigError", "CorruptFile", "Error", "Loss", "MemoryLimit", "MemoryMeter", "Plan",
-           "StepResult", "Stepper", "curve", "fits", "live_bytes", "plan"]
+__all__ = ["AdamW8bit", "AutoCheckpoint", "BudgetExceeded", "ConfigError", "CorruptFile", "Error", "Loss", "MemoryEstimate", "MemoryLimit",
+           "MemoryMeter", "Plan", "StepResult", "Stepper", "auto_checkpoint", "curve", "estimate_memory", "fits", "live_bytes", "plan"]

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -12,6 +13,9 @@ from torch.autograd.function import BackwardCFunction
 
 from . import _build
 from ._errors import ConfigError
+
+#: Attributes that are True where a module checkpoints by itself, and what switches that off.
+_OWN_CHECKPOINTS = {"gradient_checkpointing": "gradient_checkpointing_disable()", "grad_checkpointing": "set_grad_checkpointing(False)"}
 
 
 def prepare() -> None:
@@ -51,19 +55,34 @@ def refuse_sharded_model(model: torch.nn.Module) -> None:
             raise _sharded(module, "pass plan=False, which makes `memory` a limit alone")
 
 
-@contextlib.contextmanager
-def sharded_models_are_refused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """ConfigError, within the block, where this thread runs one of those `modules` that are sharded by FSDP."""
-    thread = threading.get_ident()
+def warn_of_own_checkpoints(modules: Iterable[torch.nn.Module]) -> None:
+    """UserWarning for the first that computes activations again by itself, as models of transformers, diffusers and timm may."""
+    for module in modules:
+        for name, cure in _OWN_CHECKPOINTS.items():
+            if module.training and vars(module).get(name) is True:
+                warnings.warn(f"snug: {type(module).__name__} has gradient checkpointing of its own on, which keeps control of what is saved "
+                              "inside: little is left to plan, and more is computed again than by a plan alone. Switch it off: "
+                              f"model.{cure}")
+                return
 
-    def refuse(module, _):
+
+@contextlib.contextmanager
+def modules_are_looked_at(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Within the block, where this thread runs one of those `modules`: ConfigError if it is sharded by FSDP, and a warning if it
+    checkpoints by itself."""
+    thread, seen = threading.get_ident(), []
+
+    def look(module, _):
         if threading.get_ident() == thread:
-            raise _sharded(module, "leave out the plan")
+            if _is_sharded(module):
+                raise _sharded(module, "leave out the plan")
+            seen.append(module)
 
     with contextlib.ExitStack() as hooks:
+        hooks.callback(warn_of_own_checkpoints, seen)
         for module in modules:
-            if _is_sharded(module):
-                hooks.callback(module.register_forward_pre_hook(refuse, prepend=True).remove)
+            if _is_sharded(module) or not vars(module).keys().isdisjoint(_OWN_CHECKPOINTS):
+                hooks.callback(module.register_forward_pre_hook(look, prepend=True).remove)
         yield
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from . import _snug
-from ._environment import refuse_compiled_autograd, sharded_models_are_refused
+from ._environment import refuse_compiled_autograd, modules_are_looked_at
 from ._errors import BudgetExceeded
 from ._other_state import buffers_are_put_back, live_modules
 
@@ -58,5 +58,5 @@ def _trials() -> Iterator[None]:
     """Steps that are no steps of training. Which modules they use cannot be told from a function."""
     refuse_compiled_autograd()
     modules = live_modules()
-    with buffers_are_put_back(modules), sharded_models_are_refused(modules):
+    with buffers_are_put_back(modules), modules_are_looked_at(modules):
         yield

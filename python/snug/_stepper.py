@@ -9,7 +9,7 @@ import torch
 
 from . import _snug
 from ._adamw8bit import AdamW8bit, native_of
-from ._environment import refuse_compiled_autograd, refuse_sharded_model
+from ._environment import refuse_compiled_autograd, refuse_sharded_model, warn_of_own_checkpoints
 from ._errors import ConfigError
 from ._other_state import buffers_are_put_back
 
@@ -50,6 +50,7 @@ class Stepper:
         self._plans = plan and memory is not None
         if self._plans:
             refuse_sharded_model(model)
+            warn_of_own_checkpoints(model.modules())
         self._groups = _groups(optimizer)
         self._stepper = _snug.Stepper(model, native_of(optimizer), memory, micro_batch, precision, clip_norm, split_batch_norm,
                                       None if offload is None else str(offload), str(plan_folder), plan)

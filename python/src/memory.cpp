@@ -57,6 +57,7 @@ void bind_memory(py::module_& module) {
   py::class_<MemoryLimit>(module, "Limit").def(py::init([](const std::string& device, const py::object& bytes) {
     return std::make_unique<MemoryLimit>(c10::Device(device), bytes_of(bytes));
   }));
+  module.def("bytes_of", [](const py::object& value) { return bytes_of(value).count(); });
   module.def("live_bytes", [](const std::string& device) { return live_bytes(c10::Device(device)).count(); });
 }
 
