@@ -135,6 +135,10 @@ bool knows_state_to_come(const optim::Optimizer& optimizer) {
   return dynamic_cast<const MemoryAware*>(&optimizer) != nullptr || is_torchs(optimizer);
 }
 
+bool needs_closure(const optim::Optimizer& optimizer) {
+  return dynamic_cast<const optim::LBFGS*>(&optimizer) != nullptr;
+}
+
 int64_t state_bytes_to_come(const optim::Optimizer& optimizer,
                             const std::function<bool(const at::Tensor&)>& gets_gradient) {
   if (const auto* aware = dynamic_cast<const MemoryAware*>(&optimizer)) {

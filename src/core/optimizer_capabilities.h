@@ -45,6 +45,9 @@ int64_t workspace_bytes(const torch::optim::Optimizer& optimizer);
 /// Adagrad. Other optimizers may keep anything, or hand gradients on to optimizers that have their state already.
 bool knows_state_to_come(const torch::optim::Optimizer& optimizer);
 
+/// Whether step() needs a function that computes the loss again.
+bool needs_closure(const torch::optim::Optimizer& optimizer);
+
 /// Bytes of state that an optimizer will allocate in its first step, for the parameters without state that get a
 /// gradient. By default all trained parameters get a gradient. 0 if unknown: then the second step plans again.
 int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer,

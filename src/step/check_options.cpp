@@ -51,6 +51,11 @@ void check(const StepperOptions& options) {
       options.budget.carried.end()) {
     throw ConfigError("Stepper: carried has a null pointer; give the addresses of tensors");
   }
+  if (options.before_update && options.gradient_noise) {
+    throw ConfigError(
+        "Stepper: gradient_noise compares norms of gradients that backward made, and before_update may change one of "
+        "the two; leave one out");
+  }
   if (!(options.clip_norm >= 0)) {
     throw ConfigError(
         fmt::format("Stepper: clip_norm is {}; it must be >= 0, and 0 turns clipping off", options.clip_norm));

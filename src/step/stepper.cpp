@@ -6,7 +6,8 @@
 // budget. Parts that are off are present and do nothing, so the order is the same with and without them.
 //
 //   make_step        open the window, plan, run micro-batches, close_and_write
-//   close_and_write  close the window, unscale, clip, ask accept_update, write, update the loss scale, finish
+//   close_and_write  close the window, unscale, call before_update, clip, ask accept_update, write, update the loss
+//                    scale, finish
 //   add_micro_batch  make_step in parts, for loaders that yield micro-batches
 //   make_or_repeat   try one of the former, and repeat a try that ran out of memory
 //
@@ -31,8 +32,9 @@
 #include <unordered_set>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/ScopeExit.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -233,8 +235,9 @@ class Stepper::Impl {
     StepResult result = close_window();  // on ranks: gradients, items and losses are now of all ranks
     if (result.items > 0) {
       unscale_and_look(result);
+      const bool is_finite = change_gradients();
       clip(result);
-      if (is_accepted(result)) {
+      if (is_accepted(result, is_finite)) {
         write_parameters(result, unlimited);  // ranks agree first that no rank has failed
         precision_.move_regions(result);
         update_scale();
@@ -495,16 +498,17 @@ class Stepper::Impl {
     window_.check_parameters();
     ranks_->send_the_rest(parameters_.accumulated());
     return window_.close(
-        [&](double& items, at::Tensor& loss_sum) { ranks_->sum(items, loss_sum, result_.batch_items); });
+        [&](double& items, at::Tensor& sums) { ranks_->sum(items, sums, window_.metrics_, result_.batch_items); });
   }
 
   StepResult close_window() {
     budget_.model_place().end();
-    const auto totals = sum_over_ranks();
+    auto totals = sum_over_ranks();
     StepResult result = std::exchange(result_, StepResult());
     result.micro_batches = totals.micro_batches;
     result.items = totals.items;
     result.loss_ = totals.mean_loss;
+    result.metrics_ = std::move(totals.metrics);
     result.scale_ = precision_.scale();
     if (result.micro_batches == 1) {
       result.first_grad_norm_.reset();
@@ -528,16 +532,31 @@ class Stepper::Impl {
     precision_.look_at_gradients(parameters_.all());
   }
 
+  // Returns false if a gradient is known not to be finite. Afterwards a clamp may hide why the scaler skips the update.
+  bool change_gradients() {
+    if (!options_.before_update) {
+      return true;
+    }
+    const at::NoGradGuard no_grad;
+    const bool is_finite = !scaler().is_enabled() || !options_.accept_update ||
+                           std::isfinite(grad_norm(parameters_.updated()).item<double>());
+    AccumulationWindow writes(parameters_.all());
+    writes.begin();
+    options_.before_update(parameters_.updated_by_name());
+    writes.check_parameters();
+    return is_finite;
+  }
+
   void clip(StepResult& result) {
     const auto updated = parameters_.updated();
     result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
   }
 
-  bool is_accepted(const StepResult& result) {
+  bool is_accepted(const StepResult& result, bool is_finite) {
     if (!options_.accept_update) {
       return true;
     }
-    const bool scaler_skips = scaler().is_enabled() && !std::isfinite(result.grad_norm());
+    const bool scaler_skips = scaler().is_enabled() && !(is_finite && std::isfinite(result.grad_norm()));
     return scaler_skips || options_.accept_update(result.loss(), result.grad_norm());
   }
 
@@ -763,6 +782,18 @@ std::map<std::string, at::Tensor> Stepper::full_precision_parameters() const {
 
 double StepResult::loss() const {
   return loss_.defined() ? loss_.item<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+double StepResult::metric(const std::string& name) const {
+  const auto found = metrics_.find(name);
+  if (found == metrics_.end() && items > 0) {
+    std::vector<std::string> known;
+    for (const auto& [one, value] : metrics_) {
+      known.push_back(one);
+    }
+    throw ConfigError(fmt::format("StepResult.metric: no Loss of the step has a metric '{}'; the metrics are [{}]",
+                                  name, fmt::join(known, ", ")));
+  }
+  return found == metrics_.end() ? std::numeric_limits<double>::quiet_NaN() : found->second.item<double>();
 }
 bool StepResult::stepped() const { return outcome_; }
 double StepResult::grad_norm() const { return grad_norm_.defined() ? grad_norm_.item<double>() : 0.0; }

@@ -31,6 +31,12 @@
 namespace snug::detail {
 TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer)
     : model_(model), optimizer_(optimizer) {
+  if (needs_closure(optimizer)) {
+    throw ConfigError(
+        "Stepper: LBFGS computes the loss several times in an update, by a closure, and a Stepper makes one update of "
+        "one gradient; call optimizer.step(closure) in a loop of your own, with an AccumulationWindow in the closure "
+        "for micro-batches, or take another optimizer");
+  }
   refresh();
   std::unordered_set<const void*> own;
   for (const at::Tensor& parameter : model.parameters()) {
@@ -161,6 +167,21 @@ std::vector<at::Tensor> TrainedParameters::updated() const {
     parameters.insert(parameters.end(), group.params().begin(), group.params().end());
   }
   return parameters;
+}
+
+TrainedParameters::NamedTensors TrainedParameters::updated_by_name() const {
+  std::unordered_set<const void*> missing;
+  for (const at::Tensor& parameter : updated()) {
+    missing.insert(parameter.unsafeGetTensorImpl());
+  }
+  NamedTensors named;
+  for (const auto& [name, parameter] : all_) {
+    const at::Tensor& written = accumulated_for(parameter);
+    if (missing.erase(written.unsafeGetTensorImpl()) > 0) {
+      named.emplace_back(name, written);
+    }
+  }
+  return named;
 }
 
 const at::Tensor& TrainedParameters::accumulated_for(const at::Tensor& parameter) const {

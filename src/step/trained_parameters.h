@@ -69,6 +69,8 @@ class TrainedParameters {
   uint32_t fingerprint() const { return fingerprint_; }
   /// The parameters that the optimizer holds.
   std::vector<at::Tensor> updated() const;
+  /// Those of updated() that are trained, each once. A master has the name of the model's weight.
+  NamedTensors updated_by_name() const;
   c10::Device device() const { return all_.front().second.device(); }
   int64_t gradient_bytes() const;
   /// Bytes of the gradients that exist between micro-batches, whether the gradients exist now or not.
