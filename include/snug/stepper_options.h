@@ -130,6 +130,8 @@ struct SixteenBitOptions {
 
 /// The options of a Stepper.
 struct StepperOptions {
+  /// For a program with several Steppers: snug's errors name the Stepper.
+  std::string name = {};
   /// Type of forward. Auto is measured when the first Stepper for a device is made, and kept in the Stepper's state.
   Precision precision = Precision::Float32;
   /// Type of the model's weights.

@@ -69,11 +69,14 @@ bool JoinedOptimizers::takes(c10::ScalarType dtype) const {
   return std::ranges::all_of(optimizers_, [&](auto* one) { return capabilities_of(*one).update.takes(dtype); });
 }
 
+bool JoinedOptimizers::allocate_before_writing() const {
+  return std::ranges::all_of(optimizers_, [](auto* one) { return capabilities_of(*one).update.before_writing({}); });
+}
+
 bool JoinedOptimizers::before_writing(std::function<void()> hook) {
-  const bool all_allocate_first =
-      std::ranges::all_of(optimizers_, [](auto* one) { return capabilities_of(*one).update.before_writing({}); });
-  before_writing_ = all_allocate_first ? std::move(hook) : nullptr;
-  return all_allocate_first;
+  const bool is_kept = allocate_before_writing();
+  before_writing_ = is_kept ? std::move(hook) : nullptr;
+  return is_kept;
 }
 
 bool JoinedOptimizers::agrees_across_ranks() const {

@@ -27,6 +27,8 @@ class JoinedOptimizers final : public torch::optim::Optimizer, public GradientSc
   at::Tensor step(LossClosure closure = nullptr) override;
   /// Gradients must be unscaled already. For an optimizer that does not skip itself, step() waits for `found_inf`.
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
+  /// Whether all optimizers allocate before the first writes.
+  bool allocate_before_writing() const;
   bool takes(c10::ScalarType dtype) const override;
   bool before_writing(std::function<void()> hook) override;
   bool agrees_across_ranks() const override;

@@ -42,6 +42,7 @@
 #include "snug/memory.h"
 #include "src/accumulation/copy_ahead.h"
 #include "src/core/first_line.h"
+#include "src/core/joined_optimizers.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/memory/backward_pass.h"
 #include "src/memory/limit_paused.h"
@@ -63,16 +64,27 @@ class Stepper::Impl {
   using Repeats = detail::StepBudget::Repeats;
 
  public:
-  Impl(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options)
+  // `loose`: the model, if the Stepper owns the model.
+  Impl(torch::nn::Module& model, std::vector<torch::optim::Optimizer*> optimizers, const StepperOptions& options,
+       std::shared_ptr<detail::LooseParameters> loose = nullptr)
       : options_(options),
+        loose_(std::move(loose)),
         model_(model),
-        optimizer_(optimizer),
-        parameters_(model, optimizer),
+        joined_(optimizers.size() == 1 && optimizers.front() != nullptr
+                    ? nullptr
+                    : std::make_unique<detail::JoinedOptimizers>(optimizers)),
+        optimizer_(joined_ ? *joined_ : *optimizers.front()),
+        parameters_(model, optimizer_),
         ranks_(options.ranks.data_parallel != nullptr ? options.ranks.data_parallel->step_ranks(model.parameters())
                                                       : std::make_unique<detail::StepRanks>()),
         precision_(options, resolve_together(options.precision), device(), ranks_->agreement(), parameters_.all()),
         window_(parameters_.all()),
-        budget_(model, optimizer, options, *ranks_, parameters_) {
+        budget_(model, optimizer_, options, *ranks_, parameters_) {
+    if (joined_ && ranks_->is_alone() && joined_->agrees_across_ranks()) {
+      throw ConfigError(
+          "Stepper: one of several optimizers is over several ranks, and could update alone where another one fails; "
+          "give data_parallel");
+    }
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_.precision());
       scaler().name_parameters(parameters_.all());
@@ -739,7 +751,9 @@ class Stepper::Impl {
   };
 
   StepperOptions options_;
+  std::shared_ptr<detail::LooseParameters> loose_;
   torch::nn::Module& model_;
+  std::unique_ptr<detail::JoinedOptimizers> joined_;  // null: one optimizer
   torch::optim::Optimizer& optimizer_;
   detail::TrainedParameters parameters_;
   std::unique_ptr<detail::StepRanks> ranks_;
@@ -755,20 +769,73 @@ class Stepper::Impl {
   std::optional<detail::EffectJournal::Run> effects_;  // of a planned step, until parameters are written
 };
 
-Stepper::Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int) {
-  detail::check(options);
-  impl_ = std::make_unique<Impl>(model, optimizer, detail::lasting(options));
+namespace {
+
+// Runs `call`. Errors of snug tell the Stepper's name, if the Stepper has a name.
+template <class Call>
+auto with_name(const std::string& name, const Call& call) -> decltype(call()) {
+  const auto told = [&](const std::exception& error) {
+    const std::string_view text = error.what();
+    constexpr std::string_view kStepper = "Stepper";
+    const bool is_of_stepper = text.starts_with(kStepper);
+    return fmt::format("Stepper '{}'{}{}", name, is_of_stepper ? "" : ": ",
+                       text.substr(is_of_stepper ? kStepper.size() : 0));
+  };
+  if (name.empty()) {
+    return call();
+  }
+  try {
+    return call();
+  } catch (const BudgetExceeded& error) {
+    throw BudgetExceeded(told(error), error.smallest_feasible());
+  } catch (const ConfigError& error) {
+    throw ConfigError(told(error));
+  } catch (const DistributedError& error) {
+    throw DistributedError(told(error));
+  } catch (const NonFinite& error) {
+    throw NonFinite(told(error));
+  }
+}
+
+}  // namespace
+
+Stepper::Stepper(torch::nn::Module& model, std::vector<torch::optim::Optimizer*> optimizers,
+                 const StepperOptions& options, int) {
+  with_name(options.name, [&] {
+    detail::check(options);
+    impl_ = std::make_unique<Impl>(model, std::move(optimizers), detail::lasting(options));
+  });
+}
+
+Stepper::Stepper(std::vector<at::Tensor> parameters, torch::optim::Optimizer& optimizer, StepperOptions options) {
+  with_name(options.name, [&] {
+    detail::check(options);
+    auto loose = std::make_shared<detail::LooseParameters>(std::move(parameters));
+    impl_ = std::make_unique<Impl>(*loose, std::vector{&optimizer}, detail::lasting(options), loose);
+  });
 }
 
 Stepper::~Stepper() = default;
 Stepper::Stepper(Stepper&&) noexcept = default;
 
-StepResult Stepper::step_over(const MicroBatches& source) { return impl_->step_over(source); }
-std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) { return impl_->accumulate_one(source); }
-std::optional<StepPlan> Stepper::plan_over(const MicroBatches& source) { return impl_->plan_over(source); }
-std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
-StateDict Stepper::state_dict() const { return impl_->state_dict(); }
-void Stepper::load_state_dict(const StateDict& state) { impl_->load_state_dict(state); }
+StepResult Stepper::step_over(const MicroBatches& source) {
+  return with_name(impl_->options_.name, [&] { return impl_->step_over(source); });
+}
+std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) {
+  return with_name(impl_->options_.name, [&] { return impl_->accumulate_one(source); });
+}
+std::optional<StepPlan> Stepper::plan_over(const MicroBatches& source) {
+  return with_name(impl_->options_.name, [&] { return impl_->plan_over(source); });
+}
+std::optional<StepResult> Stepper::flush() {
+  return with_name(impl_->options_.name, [&] { return impl_->flush(); });
+}
+StateDict Stepper::state_dict() const {
+  return with_name(impl_->options_.name, [&] { return impl_->state_dict(); });
+}
+void Stepper::load_state_dict(const StateDict& state) {
+  with_name(impl_->options_.name, [&] { impl_->load_state_dict(state); });
+}
 c10::Device Stepper::device() const { return impl_->device(); }
 Batch Stepper::copy_ahead(const Batch& batch) { return impl_->copy_ahead_.start(batch, device()); }
 void Stepper::wait_for_copy() { impl_->copy_ahead_.wait(); }

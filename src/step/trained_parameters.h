@@ -13,18 +13,29 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <torch/nn/module.h>
 
 #include "snug/precision.h"
 #include "snug/state.h"
 
-namespace torch::nn {
-class Module;
-}
 namespace torch::optim {
 class Optimizer;
 }
 
 namespace snug::detail {
+
+/// A module in the place of a model, for parameters that are in no module.
+class LooseParameters final : public torch::nn::Module {
+ public:
+  explicit LooseParameters(std::vector<at::Tensor> parameters) : parameters_now_(std::move(parameters)) {}
+
+  /// Registers what the optimizer holds, and the other parameters that no optimizer has held before.
+  void follow(const std::vector<at::Tensor>& held);
+
+ private:
+  std::vector<at::Tensor> parameters_now_;
+  std::unordered_set<const void*> were_held_;
+};
 
 class TrainedParameters {
  public:
@@ -100,7 +111,8 @@ class TrainedParameters {
 
   std::vector<Seen> look() const;
   void name_all();
-  void exchange(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to);
+  static void exchange(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& from,
+                       const std::vector<at::Tensor>& to);
   std::string name_of(const at::Tensor& parameter) const;
 
   torch::nn::Module& model_;

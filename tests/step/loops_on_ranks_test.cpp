@@ -1,4 +1,4 @@
-// before_update and metrics on several ranks. loops_test.cpp has the same alone.
+// before_update, metrics and several optimizers on several ranks. loops_test.cpp has the same alone.
 
 #include <cmath>
 #include <stdexcept>
@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "snug/distributed/sharded_optimizer.h"
 #include "tests/step/ranked_training.h"
 
 namespace snug::loops_on_ranks_test {
@@ -137,6 +138,42 @@ TEST(MetricsOnRanks, ThatDifferAreRefusedOnAll) {
       EXPECT_THAT(error_of<ConfigError>(step), HasSubstr("the losses of ranks 0 and 1 have different metrics"));
     }
     EXPECT_EQ(step_with_metrics(run, own).metric("of all"), 1);
+  });
+}
+
+// One of the two is sharded, so its update sends while the other one has yet to write.
+TEST(SeveralOptimizersOnRanks, HaveTheBitsOfOneWithTwoGroups) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto train = [&](bool two) {
+      auto model = tiny_model();
+      DataParallel parallel(model, group);
+      const std::vector<Tensor> all = model->parameters(), first(all.begin(), all.begin() + 2),
+                                second(all.begin() + 2, all.end());
+      const auto make = [](const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+        return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01});
+      };
+      ShardedOptimizer sharded(second, group, make);
+      AdamW of_first(first, {.lr = 0.01}), of_all(all, {.lr = 0.01});
+      Stepper stepper(
+          model,
+          two ? std::vector<torch::optim::Optimizer*>{&of_first, &sharded}
+              : std::vector<torch::optim::Optimizer*>{&of_all},
+          {.micro_batch = 2, .clip_norm = 0.05, .ranks = {.data_parallel = &parallel, .check_replicas_every = 1}});
+      for (int i = 0; i < 3; ++i) {
+        stepper.step(share(tiny_batch(9), *group),
+                     [&](const Batch& micro) { return squared_error(model->forward(micro[0]), micro[1]); });
+      }
+      return clones_of(model->parameters());
+    };
+    EXPECT_TRUE(same_bits(train(true), train(false)));
+    auto model = tiny_model();
+    const std::vector<Tensor> all = model->parameters();
+    ShardedOptimizer sharded({all[0], all[1]}, group, [](const auto& groups) {
+      return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01});
+    });
+    AdamW rest({all[2]}, {.lr = 0.01});
+    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, {&rest, &sharded}); }), HasSubstr("give data_parallel"));
   });
 }
 

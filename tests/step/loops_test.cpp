@@ -1,5 +1,5 @@
 // What loops of people have beside a model, an optimizer and a loss: gradients that are read or changed before the
-// update, and metrics. The reference is a loop in plain LibTorch.
+// update, metrics, several optimizers, and tensors without a model. The reference is a loop in plain LibTorch.
 
 #include <cmath>
 #include <limits>
@@ -291,6 +291,343 @@ TEST(Metrics, AreNotANumberWithoutItemsAndRefuseOtherNames) {
               }),
               HasSubstr("different metrics, [] and [one]"));
   EXPECT_EQ(step([&](const Loss& loss, const Batch&) { return loss.with("one", one); }).metric("one"), 2.0 / 12);
+}
+
+// --- several optimizers
+
+// A model of two halves, each with an optimizer.
+template <class First, class Second>
+struct TwoOptimizers {
+  torch::nn::Sequential model = testing::planned::deep();
+  std::vector<Tensor> half(bool of_first) const {
+    const std::vector<Tensor> all = model->parameters();
+    const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
+    return of_first ? std::vector<Tensor>(all.begin(), middle) : std::vector<Tensor>(middle, all.end());
+  }
+  First first{half(true), 0.01};
+  Second second{half(false), 0.02};
+
+  void slow_down() {
+    for (torch::optim::Optimizer* one : std::vector<torch::optim::Optimizer*>{&first, &second}) {
+      one->param_groups()[0].options().set_lr(one->param_groups()[0].options().get_lr() / 2);
+    }
+  }
+  Loss loss_of(const Batch& micro) {
+    return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+  }
+};
+struct FastAdamW : AdamW {
+  FastAdamW(const std::vector<Tensor>& parameters, double rate) : AdamW(parameters, {.lr = rate}) {}
+};
+using TorchAdamW = torch::optim::AdamW;
+
+template <class First, class Second>
+void expect_the_bits_of_two_optimizers() {
+  const Batch batch = make_batch(8);
+  TwoOptimizers<First, Second> run, plain;
+  Stepper stepper(run.model, {&run.first, &run.second}, {.micro_batch = 3, .clip_norm = 0.05});
+  for (int step = 0; step < 3; ++step) {
+    const StepResult result = stepper.step(batch, [&](const Batch& micro) { return run.loss_of(micro); });
+    plain.first.zero_grad();
+    plain.second.zero_grad();
+    for (const Batch& micro : micro_batches(batch, 3)) {
+      (plain.loss_of(micro).value() / static_cast<double>(batch[1].numel())).backward();
+    }
+    EXPECT_EQ(result.grad_norm(), clip_grad_norm_(plain.model->parameters(), 0.05).template item<float>());
+    plain.first.step();
+    plain.second.step();
+    ASSERT_TRUE(same_bits(clones_of(run.model->parameters()), clones_of(plain.model->parameters()))) << step;
+    run.slow_down();
+    plain.slow_down();
+  }
+}
+
+TEST(SeveralOptimizers, HaveTheBitsOfAPlainLoopWithSchedulesOfTheirOwn) {
+  expect_the_bits_of_two_optimizers<FastAdamW, FastAdamW>();
+  expect_the_bits_of_two_optimizers<FastAdamW, torch::optim::SGD>();
+  expect_the_bits_of_two_optimizers<TorchAdamW, TorchAdamW>();
+}
+
+template <class First, class Second>
+void expect_counted_once() {
+  const Batch batch = make_batch(1024);
+  const auto train = [&](Bytes budget) {
+    TwoOptimizers<First, Second> run;
+    Stepper stepper(run.model, {&run.first, &run.second}, {.micro_batch = 512, .budget = {.memory = budget}});
+    int64_t peak = 0;
+    for (int i = 0; i < 3; ++i) {
+      const StepResult result = stepper.step(batch, [&](const Batch& micro) { return run.loss_of(micro); });
+      EXPECT_EQ(result.step_downs, 0);
+      peak = std::max(peak, result.peak_bytes);
+    }
+    if (const auto plan = stepper.plan()) {
+      EXPECT_TRUE(plan->activations);
+      EXPECT_LE(peak, budget.count());
+      const int64_t weights = testing::bytes_of(run.model->parameters());
+      EXPECT_GE(plan->bytes.optimizer_state.in_memory, 2 * weights) << "of both";
+      EXPECT_LE(plan->bytes.optimizer_state.in_memory, 2 * weights + 1024);
+    }
+    return std::pair(peak, clones_of(run.model->parameters()));
+  };
+  const auto [peak, plain] = train(Bytes::unlimited());
+  EXPECT_TRUE(same_bits(train(Bytes(peak - (256 << 10))).second, plain));
+}
+
+TEST(SeveralOptimizers, AreCountedOnceWithinABudget) {
+  expect_counted_once<FastAdamW, FastAdamW>();
+  expect_counted_once<FastAdamW, TorchAdamW>();
+}
+
+// The gradient of one half alone is not finite.
+template <class Second>
+void expect_skipped_together() {
+  TwoOptimizers<FastAdamW, Second> run;
+  Stepper stepper(run.model, {&run.first, &run.second},
+                  {.precision = Precision::Float16, .sixteen_bit = {.scaler = {.init_scale = 64}}});
+  const Batch batch = make_batch(4);
+  const auto step = [&] { return stepper.step(batch, [&](const Batch& micro) { return run.loss_of(micro); }); };
+  EXPECT_TRUE(step().stepped());
+  const auto before = clones_of(run.model->parameters());
+  for (const bool first : {true, false}) {
+    const Tensor bad = run.half(first).front();
+    const auto hook = bad.register_hook([](const Tensor& gradient) { return gradient / 0; });
+    EXPECT_FALSE(step().stepped());
+    bad.remove_hook(hook);
+    EXPECT_TRUE(same_bits(clones_of(run.model->parameters()), before));
+  }
+  EXPECT_EQ(stepper.scaler().get_scale(), 16.0);
+  EXPECT_TRUE(step().stepped());
+  EXPECT_FALSE(same_bits(clones_of(run.half(true)), std::vector<Tensor>(before.begin(), before.begin() + 7)));
+}
+
+TEST(SeveralOptimizers, SkipAStepTogether) {
+  expect_skipped_together<FastAdamW>();
+  expect_skipped_together<torch::optim::SGD>();
+}
+
+TEST(SeveralOptimizers, UpdateMastersAndGetTheModelsWeightsBack) {
+  const Batch batch = make_batch(6);
+  const auto train = [&](bool two) {
+    TwoOptimizers<FastAdamW, FastAdamW> run;
+    run.model->to(torch::kBFloat16);
+    FastAdamW of_all(run.model->parameters(), 0.01);
+    run.second.param_groups()[0].options().set_lr(0.01);
+    {
+      Stepper stepper(run.model,
+                      two ? std::vector<torch::optim::Optimizer*>{&run.first, &run.second}
+                          : std::vector<torch::optim::Optimizer*>{&of_all},
+                      {.precision = Precision::BFloat16, .weights = Weights::Low, .micro_batch = 2});
+      for (int i = 0; i < 2; ++i) {
+        stepper.step(batch, [&](const Batch& micro) {
+          const Tensor out = run.model->forward(micro[0].to(torch::kBFloat16)).to(torch::kFloat);
+          return Loss::sum((out - micro[1]).pow(2).sum(), micro[1].numel());
+        });
+      }
+    }
+    EXPECT_TRUE(run.second.param_groups()[0].params()[0].is_same(run.half(false)[0]));
+    return clones_of(run.model->parameters());
+  };
+  EXPECT_TRUE(same_bits(train(true), train(false)));
+}
+
+// Allocates before it writes, and fails to.
+struct Failing : torch::optim::SGD, UpdateAware {
+  using SGD::SGD;
+  bool before_writing(std::function<void()> hook) override {
+    hook_ = std::move(hook);
+    return true;
+  }
+  Tensor step(LossClosure /*closure*/) override {
+    if (std::exchange(fails, false)) {
+      throw std::runtime_error("no room");
+    }
+    hook_();
+    return SGD::step();
+  }
+  bool fails = true;
+  std::function<void()> hook_;
+};
+
+TEST(SeveralOptimizers, WriteNothingIfOneFailsBeforeItWrites) {
+  TwoOptimizers<FastAdamW, Failing> run;
+  TwoOptimizers<FastAdamW, torch::optim::SGD> other;
+  Stepper stepper(run.model, {&run.first, &run.second}), plain(other.model, {&other.first, &other.second});
+  const auto before = clones_of(run.model->parameters());
+  const auto step = [&] { stepper.step(make_batch(4), [&](const Batch& micro) { return run.loss_of(micro); }); };
+  EXPECT_EQ(error_of<std::runtime_error>(step), "no room");
+  EXPECT_TRUE(same_bits(clones_of(run.model->parameters()), before));
+  const StateDict state = run.first.state_dict();
+  EXPECT_TRUE(state.get<StateDict>("state").empty());
+  step();
+  plain.step(make_batch(4), [&](const Batch& micro) { return other.loss_of(micro); });
+  EXPECT_TRUE(same_bits(clones_of(run.model->parameters()), clones_of(other.model->parameters())));
+}
+
+TEST(SeveralOptimizers, OfOneParameterAreRefusedAlsoLater) {
+  TwoOptimizers<FastAdamW, torch::optim::SGD> run;
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(run.model, {&run.first, &run.first}); }),
+              HasSubstr("same parameter"));
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(run.model, {&run.first, nullptr}); }), HasSubstr("null"));
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(run.model, std::vector<torch::optim::Optimizer*>()); }),
+              HasSubstr("none of the model's parameters"));
+  Stepper stepper(run.model, {&run.first, &run.second});
+  run.second.param_groups()[0].params().push_back(run.half(true)[0]);
+  EXPECT_THAT(error_of<ConfigError>(
+                  [&] { stepper.step(make_batch(4), [&](const Batch& micro) { return run.loss_of(micro); }); }),
+              HasSubstr("same parameter"));
+}
+
+// --- tensors instead of a module
+
+// Points and their colours, as in a scene: results grow with the points, not with the batch.
+struct Scene {
+  static Tensor made(int64_t rows) { return torch::randn({rows, testing::planned::kWidth}).mul_(0.1).requires_grad_(); }
+  explicit Scene(int64_t points) {
+    torch::manual_seed(1);
+    parameters = {made(points), made(points)};
+  }
+  Loss loss_of(const Batch& micro) {
+    ++calls;
+    Tensor seen = micro[0].matmul(parameters[0].t());
+    for (int i = 0; i < 12; ++i) {
+      seen = (seen * 1.1).tanh();
+    }
+    return Loss::sum((seen.matmul(parameters[1]) - micro[1]).pow(2).sum(), micro[1].numel());
+  }
+  // Twice as many points, or half of them, as the next step's parameters.
+  void densify(torch::optim::Optimizer& optimizer) {
+    resize(optimizer, [](const Tensor& old) { return torch::cat({old.detach(), old.detach() * 1.1}); });
+  }
+  void prune(torch::optim::Optimizer& optimizer) {
+    resize(optimizer, [](const Tensor& old) { return old.detach().slice(0, 0, old.size(0) / 2).clone(); });
+  }
+  void resize(torch::optim::Optimizer& optimizer, const std::function<Tensor(const Tensor&)>& resized) {
+    auto& held = optimizer.param_groups()[0].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      optimizer.state().erase(parameters[i].unsafeGetTensorImpl());
+      parameters[i] = resized(parameters[i]).requires_grad_();
+      held[i] = parameters[i];
+    }
+  }
+
+  std::vector<Tensor> parameters;
+  int calls = 0;
+};
+
+template <class Optimizer, class... Options>
+void expect_bits_of_replaced_parameters(const Options&... options) {
+  const Batch batch = make_batch(8);
+  Scene run(6), plain(6);
+  Optimizer optimizer(run.parameters, options...), of_plain(plain.parameters, options...);
+  Stepper stepper(run.parameters, optimizer, {.micro_batch = 3, .clip_norm = 0.05});
+  for (int step = 0; step < 6; ++step) {
+    stepper.step(batch, [&](const Batch& micro) { return run.loss_of(micro); });
+    of_plain.zero_grad();
+    for (const Batch& micro : micro_batches(batch, 3)) {
+      (plain.loss_of(micro).value() / static_cast<double>(batch[1].numel())).backward();
+    }
+    clip_grad_norm_(plain.parameters, 0.05);
+    of_plain.step();
+    ASSERT_TRUE(same_bits(clones_of(run.parameters), clones_of(plain.parameters))) << step;
+    if (step == 1 || step == 3) {
+      const Tensor old = run.parameters[0];
+      step == 1 ? run.densify(optimizer) : run.prune(optimizer);
+      step == 1 ? plain.densify(of_plain) : plain.prune(of_plain);
+      stepper.step(batch, [&](const Batch& micro) { return Loss::mean(run.loss_of(micro).value() * 0, 0); });
+      EXPECT_EQ(old.use_count(), 1U) << "the Stepper has released it";
+    }
+  }
+}
+
+TEST(LooseParameters, HaveTheBitsOfAPlainLoopThatReplacesThem) {
+  expect_bits_of_replaced_parameters<AdamW>(AdamWOptions{.lr = 0.01});
+  expect_bits_of_replaced_parameters<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01));
+}
+
+TEST(LooseParameters, ThatGrowArePlannedAgainAndThatShrinkAreNot) {
+  const Batch batch = make_batch(256);
+  const auto train = [&](Bytes budget) {
+    Scene run(256);
+    AdamW optimizer(run.parameters, {.lr = 0.01});
+    Stepper stepper(run.parameters, optimizer, {.micro_batch = 32, .budget = {.memory = budget}});
+    std::vector<int64_t> peaks;
+    for (int step = 0; step < 4; ++step) {
+      const int before = run.calls;
+      peaks.push_back(stepper.step(batch, [&](const Batch& micro) { return run.loss_of(micro); }).peak_bytes);
+      EXPECT_LE(peaks.back(), budget.count());
+      if (step == 1) {
+        run.densify(optimizer);
+      } else if (step == 2) {
+        EXPECT_TRUE(budget.is_unlimited() || run.calls - before > 8) << "planned";
+        run.prune(optimizer);
+      } else if (step == 3) {
+        EXPECT_EQ(run.calls - before, 8) << "not planned";
+      }
+      if (const auto plan = stepper.plan()) {
+        EXPECT_EQ(plan->considered.find("Planned again: the step takes ") != std::string::npos, step >= 2) << step;
+      }
+    }
+    return std::pair(peaks, clones_of(run.parameters));
+  };
+  const auto [peaks, plain] = train(Bytes::unlimited());
+  EXPECT_TRUE(same_bits(train(Bytes(peaks[1] + (peaks[2] - peaks[1]) / 3)).second, plain));
+}
+
+TEST(LooseParameters, MayChangeTheirSizeInPlaceAndGetAnotherGroup) {
+  const Batch batch = make_batch(8);
+  Scene run(6), plain(6);
+  torch::optim::SGD optimizer(run.parameters, 0.1), of_plain(plain.parameters, 0.1);
+  Stepper stepper(run.parameters, optimizer, {.clip_norm = 0.05});
+  for (int step = 0; step < 3; ++step) {
+    if (step > 0) {
+      for (Scene* scene : {&run, &plain}) {
+        torch::optim::SGD& one = scene == &run ? optimizer : of_plain;
+        if (step == 1) {
+          for (const Tensor& parameter : scene->parameters) {
+            parameter.mutable_grad().reset();
+            parameter.set_data(torch::cat({parameter.detach(), parameter.detach()}));
+          }
+        } else {
+          torch::manual_seed(2);
+          scene->parameters.push_back(Scene::made(8));
+          one.add_param_group(torch::optim::OptimizerParamGroup({scene->parameters.back()}));
+        }
+      }
+    }
+    const auto loss_of = [&](Scene& scene, const Batch& micro) {
+      const Loss loss = scene.loss_of(micro);
+      return step < 2 ? loss : Loss::sum(loss.value() + scene.parameters[2].square().sum(), loss.count());
+    };
+    stepper.step(batch, [&](const Batch& micro) { return loss_of(run, micro); });
+    of_plain.zero_grad();
+    (loss_of(plain, batch).value() / static_cast<double>(batch[1].numel())).backward();
+    clip_grad_norm_(plain.parameters, 0.05);
+    of_plain.step();
+    ASSERT_TRUE(same_bits(clones_of(run.parameters), clones_of(plain.parameters))) << step;
+  }
+}
+
+// --- names
+
+TEST(StepperName, IsInErrorsOfSnugOnly) {
+  auto model = tiny_model();
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.name = "critic", .micro_batch = -1}); }),
+              ::testing::StartsWith("Stepper 'critic': micro_batch is -1"));
+  Stepper stepper(model, optimizer, {.name = "critic"});
+  const auto step = [&](int64_t items) {
+    stepper.step(tiny_batch(items), [](const Batch&) -> Loss { throw std::runtime_error("mine"); });
+  };
+  EXPECT_THAT(error_of<ConfigError>([&] { step(0); }), ::testing::StartsWith("Stepper 'critic'.step: the batch is"));
+  EXPECT_EQ(error_of<std::runtime_error>([&] { step(1); }), "mine");
+  PlannedTraining tight({.name = "actor", .budget = {.memory = Bytes(testing::planned::live() + (1 << 20))}});
+  try {
+    tight.step(make_batch(1));
+    tight.step(testing::planned::two_large_items());
+    ADD_FAILURE() << "fits";
+  } catch (const BudgetExceeded& error) {
+    EXPECT_THAT(error.what(), ::testing::StartsWith("Stepper 'actor'"));
+  }
 }
 
 }  // namespace
