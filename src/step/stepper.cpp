@@ -80,6 +80,9 @@ class Stepper::Impl {
         precision_(options, resolve_together(options.precision), device(), ranks_->agreement(), parameters_.all()),
         window_(parameters_.all()),
         budget_(model, optimizer_, options, *ranks_, parameters_) {
+    if (loose_ && options_.weights == Weights::Low) {  // masters would take the place of tensors in the groups
+      throw ConfigError("Stepper: weights = Low needs a module, and was given tensors; register the tensors in one");
+    }
     if (joined_ && ranks_->is_alone() && joined_->agrees_across_ranks()) {
       throw ConfigError(
           "Stepper: one of several optimizers is over several ranks, and could update alone where another one fails; "

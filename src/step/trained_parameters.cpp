@@ -37,11 +37,14 @@ TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Opt
         "one gradient; call optimizer.step(closure) in a loop of your own, with an AccumulationWindow in the closure "
         "for micro-batches, or take another optimizer");
   }
-  refresh();
+  if (auto* loose = dynamic_cast<LooseParameters*>(&model)) {
+    loose->follow({});
+  }
   std::unordered_set<const void*> own;
   for (const at::Tensor& parameter : model.parameters()) {
     own.insert(parameter.unsafeGetTensorImpl());
   }
+  refresh();
   if (std::ranges::none_of(updated(), [&](const auto& one) { return own.contains(one.unsafeGetTensorImpl()); })) {
     throw ConfigError("Stepper: the optimizer holds none of the model's parameters; was it made for another model?");
   }

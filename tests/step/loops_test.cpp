@@ -607,6 +607,17 @@ TEST(LooseParameters, MayChangeTheirSizeInPlaceAndGetAnotherGroup) {
   }
 }
 
+TEST(LooseParameters, RefuseAnotherOptimizerAndMasters) {
+  Scene run(6), other(6);
+  torch::optim::SGD optimizer(other.parameters, 0.1);
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(run.parameters, optimizer); }),
+              HasSubstr("holds none of the model's parameters"));
+  EXPECT_THAT(error_of<ConfigError>([&] {
+                Stepper(other.parameters, optimizer, {.precision = Precision::BFloat16, .weights = Weights::Low});
+              }),
+              HasSubstr("needs a module"));
+}
+
 // --- names
 
 TEST(StepperName, IsInErrorsOfSnugOnly) {
