@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <memory>
 #include <vector>
 
 #include <snug/snug.h>
@@ -62,6 +61,7 @@ snug::Batch batch_of(int64_t step) {
 struct Trained {
   std::vector<Tensor> parameters;
   std::vector<double> losses;
+  double loss_of_discriminator = 0;
   int64_t peak_bytes = 0;
 
   bool operator==(const Trained& other) const {
@@ -100,23 +100,23 @@ Trained train_plainly(int64_t micro_batch) {
   return trained;
 }
 
-// One optimizer with a group for each model, and the sum of the losses.
+// One Stepper with an optimizer for each model, and the sum of the losses.
 Trained train_by_stepper(int64_t micro_batch, snug::Bytes budget) {
   torch::manual_seed(1);
   Gan gan;
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(gan->generator->parameters());
-  groups.emplace_back(gan->discriminator->parameters(),
-                      std::make_unique<torch::optim::AdamWOptions>(kRateOfDiscriminator));
-  snug::AdamW optimizer(groups, {.lr = kRateOfGenerator});
-  snug::Stepper stepper(gan, optimizer, {.micro_batch = micro_batch, .budget = {.memory = budget}});
+  snug::AdamW of_generator(gan->generator->parameters(), {.lr = kRateOfGenerator});
+  snug::AdamW of_discriminator(gan->discriminator->parameters(), {.lr = kRateOfDiscriminator});
+  snug::Stepper stepper(gan, {&of_generator, &of_discriminator},
+                        {.micro_batch = micro_batch, .budget = {.memory = budget}});
   Trained trained;
   for (int64_t step = 0; step < kSteps; ++step) {
     const auto result = stepper.step(batch_of(step), [&](const snug::Batch& micro) {
       const Losses of = losses(gan, micro[0], micro[1]);
-      return snug::Loss::mean(of.of_generator + of.of_discriminator, micro.size());
+      return snug::Loss::mean(of.of_generator + of.of_discriminator, micro.size())
+          .with("discriminator", of.of_discriminator);
     });
     trained.losses.push_back(result.loss());
+    trained.loss_of_discriminator = result.metric("discriminator");
     trained.peak_bytes = std::max(trained.peak_bytes, result.peak_bytes);
   }
   trained.parameters = gan->parameters();
@@ -131,9 +131,9 @@ int main() {
     const Trained stepped = train_by_stepper(micro_batch, snug::Bytes::unlimited());
     const snug::Bytes budget(stepped.peak_bytes * 9 / 10);
     const Trained planned = train_by_stepper(micro_batch, budget);
-    std::cout << "micro-batches of " << micro_batch << ": loss " << stepped.losses.back() << ", peak "
-              << snug::Bytes(stepped.peak_bytes).str() << ", within a budget " << snug::Bytes(planned.peak_bytes).str()
-              << "\n";
+    std::cout << "micro-batches of " << micro_batch << ": loss " << stepped.losses.back() << ", of the discriminator "
+              << stepped.loss_of_discriminator << ", peak " << snug::Bytes(stepped.peak_bytes).str()
+              << ", within a budget " << snug::Bytes(planned.peak_bytes).str() << "\n";
     if (!(stepped == plain && planned == plain && planned.peak_bytes <= budget.count())) {
       std::cout << "these are not the bits of the plain loop, or not within the budget\n";
       return 1;

@@ -4,6 +4,7 @@
 //
 //   return snug::Loss::sum(cross_entropy_sum(logits, target), target.numel());
 //   return snug::Loss::mean(torch::mse_loss(y, t), y.numel());      // for criteria that average
+//   return snug::Loss::mean(loss, y.numel()).with("dice", dice);    // with a number to report
 //
 // Batch: tensors that belong together along dimension 0. micro_batches: the same data in smaller parts.
 //
@@ -32,6 +33,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,6 +61,14 @@ class Loss {
   /// A loss that is not a sum over items (contrastive losses, for example). The batch of such a loss must not be split.
   static Loss whole(at::Tensor loss);
 
+  /// The same loss with a metric: a number to report, without gradient. `value`: a scalar tensor, made as the loss is:
+  /// the sum over the items for sum(), the mean over the items for mean(). StepResult::metric(name) is the mean over
+  /// all items of the step. Nothing waits for the value in the step. Throws ConfigError for a value that is not a
+  /// scalar, a name that the Loss has already, or more than 63 metrics.
+  Loss with(const std::string& name, const at::Tensor& value) const;
+  /// The metrics, in the order of the calls of with().
+  const std::vector<std::pair<std::string, at::Tensor>>& metrics() const { return metrics_; }
+
   /// Which function made the Loss, and the scalar given to the function.
   Kind kind() const { return kind_; }
   const at::Tensor& value() const { return value_; }
@@ -73,12 +83,16 @@ class Loss {
   at::Tensor value_;
   int64_t count_;
   at::Tensor count_tensor_;  // undefined: the count is in count_
+  std::vector<std::pair<std::string, at::Tensor>> metrics_;
 };
 
 namespace detail {
 
 /// A count of items, after reading from a tensor. Throws ConfigError unless the count is whole and >= 0.
 int64_t whole_count(double count);
+
+/// The most metrics of a Loss. Ranks have room for so many before a step ends.
+inline constexpr int64_t kMostMetrics = 63;
 
 /// The count of a loss, read from the device if the count is on a device. The count need not be whole: only the sum of
 /// all counts of a step must be whole.
@@ -126,12 +140,14 @@ class AccumulationWindow {
   struct Totals {
     int64_t items = 0;  ///< sum of the counts; 0: nothing to step for
     int64_t micro_batches = 0;
-    at::Tensor mean_loss;     ///< FP64 scalar on the losses' device; undefined if items is 0
+    at::Tensor mean_loss;                       ///< FP64 scalar on the losses' device; undefined if items is 0
+    std::map<std::string, at::Tensor> metrics;  ///< means over the items, as mean_loss; empty if items is 0
     double correction = 1.0;  ///< the factor that gradients were multiplied with: provisional over real number of items
   };
 
   /// For several processes that each have a share of the batch. The function gets this process's number of items (not
   /// necessarily whole) and sum of losses (undefined without items), and turns both into the sums over all processes.
+  /// If losses have metrics, `loss_sum` is a vector: the sum of losses, then the sums of the metrics.
   using SumOverRanks = std::function<void(double& items, at::Tensor& loss_sum)>;
 
   explicit AccumulationWindow(std::vector<std::pair<std::string, at::Tensor>> parameters);
@@ -148,7 +164,7 @@ class AccumulationWindow {
   /// size that the window will have. The number sets the provisional divisor; only the value of the first call matters.
   /// For a micro-batch without items the result is undefined: skip the backward of the micro-batch. Throws ConfigError:
   /// - if a parameter was written since the window was opened, naming the parameter;
-  /// - if the kind of loss changes;
+  /// - if the kind of loss, or the names of metrics, change;
   /// - if a Loss::whole is not alone.
   at::Tensor weigh(const Loss& loss, double expected_parts);
 
@@ -168,6 +184,7 @@ class AccumulationWindow {
   double to_mean() const;
 
  private:
+  friend class Stepper;
   void reset();
 
   std::vector<std::pair<std::string, at::Tensor>> parameters_;
@@ -180,7 +197,8 @@ class AccumulationWindow {
   int64_t items_ = 0;
   at::Tensor items_on_device_;
   std::function<at::Tensor()> counts_;  // on the host: items_on_device_ and provisional_on_device_
-  at::Tensor loss_sum_;
+  at::Tensor loss_sum_;                 // and the sums of metrics
+  std::vector<std::string> metrics_;    // names
 };
 
 }  // namespace snug

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -110,12 +111,15 @@ class StepResult {
  public:
   /// Mean over all items of the batch, of all ranks. NaN without items.
   double loss() const;
+  /// Mean of the metric over all items, as loss(); see Loss::with. Throws ConfigError for a name that no Loss of the
+  /// step has.
+  double metric(const std::string& name) const;
   /// Whether parameters were updated. false in these cases:
   /// - a gradient was not finite under loss scaling;
   /// - StepperOptions::accept_update returned false;
   /// - the batch had no items.
   bool stepped() const;
-  /// 2-norm of the gradients of the optimizer's parameters, unscaled, before clipping.
+  /// 2-norm of the gradients of the optimizer's parameters, unscaled, before clipping and after before_update.
   double grad_norm() const;
   /// The loss scale of the step; 1 without scaling.
   double scale() const;
@@ -155,6 +159,7 @@ class StepResult {
  private:
   friend class Stepper;
   at::Tensor loss_;
+  std::map<std::string, at::Tensor> metrics_;
   at::Tensor grad_norm_;
   at::Tensor first_grad_norm_;
   at::Tensor scale_;

@@ -17,6 +17,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -50,7 +51,18 @@ class Stepper {
   /// several devices.
   template <class M>
   Stepper(M& model, torch::optim::Optimizer& optimizer, StepperOptions options = {})
-      : Stepper(as_module(model), optimizer, options, 0) {}
+      : Stepper(as_module(model), std::vector<torch::optim::Optimizer*>{&optimizer}, options, 0) {}
+  /// For several optimizers, none of which holds a parameter of another one. All update together or not at all:
+  /// clipping and loss scaling look at the gradients of all. Groups, schedules and state stay with each optimizer.
+  /// Without data_parallel, an optimizer over several ranks is a ConfigError. The state stays in memory.
+  template <class M>
+  Stepper(M& model, std::vector<torch::optim::Optimizer*> optimizers, StepperOptions options = {})
+      : Stepper(as_module(model), std::move(optimizers), options, 0) {}
+  /// For parameters without a module: points of a scene, codes of items, fields. The Stepper trains all parameters that
+  /// the optimizer holds, and `parameters` that the optimizer has never held. So a parameter that leaves the
+  /// optimizer's groups leaves the Stepper, and memory, in the next step. Messages name a parameter by the parameter's
+  /// place in the groups, counted from 0. Weights::Low is a ConfigError. Replaced parameters: docs/budget.md.
+  Stepper(std::vector<at::Tensor> parameters, torch::optim::Optimizer& optimizer, StepperOptions options = {});
   ~Stepper();
   Stepper(Stepper&&) noexcept;
 
@@ -146,7 +158,8 @@ class Stepper {
     std::function<Loss(bool is_last_time)> loss_of;
   };
 
-  Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int);
+  Stepper(torch::nn::Module& model, std::vector<torch::optim::Optimizer*> optimizers, const StepperOptions& options,
+          int);
 
   template <class M>
   static torch::nn::Module& as_module(M& model) {

@@ -10,6 +10,8 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -128,6 +130,8 @@ struct SixteenBitOptions {
 
 /// The options of a Stepper.
 struct StepperOptions {
+  /// For a program with several Steppers: snug's errors name the Stepper.
+  std::string name = {};
   /// Type of forward. Auto is measured when the first Stepper for a device is made, and kept in the Stepper's state.
   Precision precision = Precision::Float32;
   /// Type of the model's weights.
@@ -145,6 +149,18 @@ struct StepperOptions {
   RankOptions ranks = {};
   /// How a step in 16 bits stays accurate.
   SixteenBitOptions sixteen_bit = {};
+  /// Reads or changes gradients in place before each update, without autograd: clamps by value, adds noise, takes norms
+  /// of layers.
+  /// - Gets the parameters that the update writes, under the model's names, with masters in the place of 16-bit
+  ///   weights. A parameter that loss_of has not used has no gradient.
+  /// - Gradients are those of the whole batch of all ranks, unscaled. Clipping, StepResult::grad_norm() and
+  ///   accept_update come afterwards, and use the gradients as the function leaves them.
+  /// - Called also if loss scaling leaves the update out; some gradients are then infinite or NaN.
+  /// - All ranks must make the same change, so noise needs the same generator state on all ranks.
+  /// - Called again if a step is repeated. An exception drops the step, as an exception of loss_of does.
+  /// - ConfigError if the function writes a parameter, and with gradient_noise, whose two norms would not be
+  /// comparable.
+  std::function<void(const std::vector<std::pair<std::string, at::Tensor>>& parameters)> before_update = {};
   /// Decides on each update. Gets the step's loss and gradient norm, as in StepResult, and waits for the device.
   /// - false: the update is left out, StepResult::stepped() returns false, and the loss scale stays.
   /// - Not asked if loss scaling already leaves the update out.

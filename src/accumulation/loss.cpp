@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -30,6 +31,23 @@ Loss Loss::sum(at::Tensor sum, at::Tensor count) { return {Kind::Sum, std::move(
 Loss Loss::mean(at::Tensor mean, int64_t count) { return {Kind::Mean, std::move(mean), count, {}}; }
 Loss Loss::mean(at::Tensor mean, at::Tensor count) { return {Kind::Mean, std::move(mean), 0, std::move(count)}; }
 Loss Loss::whole(at::Tensor loss) { return {Kind::Whole, std::move(loss), 1, {}}; }
+
+Loss Loss::with(const std::string& name, const at::Tensor& value) const {
+  if (!value.defined() || value.numel() != 1) {
+    throw ConfigError(fmt::format("Loss.with: the metric '{}' must be a scalar tensor, not {}", name,
+                                  value.defined() ? fmt::format("[{}]", fmt::join(value.sizes(), ", ")) : "undefined"));
+  }
+  if (std::ranges::any_of(metrics_, [&](const auto& metric) { return metric.first == name; })) {
+    throw ConfigError(fmt::format("Loss.with: the loss has a metric '{}' already; give another name", name));
+  }
+  if (static_cast<int64_t>(metrics_.size()) == detail::kMostMetrics) {
+    throw ConfigError(fmt::format("Loss.with: '{}' would be metric {}; a loss has at most {}", name,
+                                  metrics_.size() + 1, detail::kMostMetrics));
+  }
+  Loss result = *this;
+  result.metrics_.emplace_back(name, value.detach());
+  return result;
+}
 
 int64_t Loss::count() const {
   return count_tensor_.defined() ? detail::whole_count(count_tensor_.item<double>()) : count_;

@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "snug/accumulation.h"
 #include "snug/core.h"
@@ -31,6 +31,7 @@ AccumulationWindow::AccumulationWindow(std::vector<std::pair<std::string, at::Te
 
 void AccumulationWindow::begin() {
   reset();
+  metrics_.clear();  // not at the end, because close() needs the names
   is_open_ = true;
   for (const auto& [name, parameter] : parameters_) {
     versions_.push_back(parameter._version());
@@ -54,7 +55,7 @@ void AccumulationWindow::check_parameters() const {
     const auto& [name, parameter] = parameters_[i];
     if (parameter._version() != versions_[i]) {
       throw ConfigError(fmt::format(
-          "Stepper: parameter '{}' was written inside the accumulation window, by loss_of or between "
+          "Stepper: parameter '{}' was written inside the accumulation window, by loss_of, before_update or between "
           "micro-batches; its gradient would mix two models. Write only between windows. For a layer that masks its "
           "own weight in forward: compute with weight * mask, or take the batch at once, without a planned budget",
           name));
@@ -82,8 +83,24 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
   ++size_;
   const bool is_mean = kind_ == Loss::Kind::Mean;
   const at::Tensor value = loss.value().reshape({});
-  const at::Tensor detached = value.detach().to(at::kDouble);
   const auto add = [](at::Tensor& total, const at::Tensor& term) { total = total.defined() ? total + term : term; };
+  // The loss, or a vector of the loss and the metrics.
+  const auto numbers = [&] {
+    std::vector<at::Tensor> all{value.detach().to(at::kDouble)};
+    std::vector<std::string> names;
+    for (const auto& [name, metric] : loss.metrics()) {
+      all.push_back(metric.reshape({}).to(value.device(), at::kDouble));
+      names.push_back(name);
+    }
+    if (loss_sum_.defined() && names != metrics_) {
+      throw ConfigError(fmt::format(
+          "Stepper: the micro-batches of one step gave different metrics, [{}] and [{}]; give the same names, in the "
+          "same order, for all",
+          fmt::join(metrics_, ", "), fmt::join(names, ", ")));
+    }
+    metrics_ = std::move(names);
+    return metrics_.empty() ? all.front() : at::stack(all);
+  };
 
   // A mean's count is read at once: the mean over no items may be NaN, and its backward must be skipped.
   if (loss.count_tensor().defined() && !is_mean) {
@@ -99,7 +116,7 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
     }
     add(items_on_device_, count);
     counts_ = detail::read_later(at::stack({items_on_device_, provisional_on_device_}));
-    add(loss_sum_, detached);
+    add(loss_sum_, numbers());
     const auto wide = at::promote_types(value.scalar_type(), at::kFloat);  // in FP16 the divisor may be infinite
     return value.to(wide) / provisional_on_device_.to(value.device(), wide);
   }
@@ -114,7 +131,7 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
     provisional_ = is_chosen ? provisional_on_device_.item<double>() : expected;
   }
   items_ += items;
-  add(loss_sum_, is_mean ? detached * count : detached);
+  add(loss_sum_, is_mean ? numbers() * count : numbers());
   if (kind_ == Loss::Kind::Whole) {
     return provisional_ == 1 ? value : value / provisional_;
   }
@@ -147,6 +164,13 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
     return totals;
   }
   totals.mean_loss = loss_sum / static_cast<double>(totals.items);
+  if (!metrics_.empty()) {
+    const std::vector<at::Tensor> means = totals.mean_loss.unbind();
+    totals.mean_loss = means.front();
+    for (size_t i = 0; i < metrics_.size(); ++i) {
+      totals.metrics.emplace(metrics_[i], means[i + 1]);
+    }
+  }
   totals.correction = provisional / static_cast<double>(totals.items);
   if (totals.correction != 1.0) {
     const at::NoGradGuard no_grad;

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <optional>
+#include <typeinfo>
 #include <variant>
 
+#include <c10/util/Type.h>
 #include <torch/optim.h>
 
 #include "src/core/allocated_bytes.h"
+#include "src/core/joined_optimizers.h"
 
 namespace snug::detail {
 namespace {
@@ -53,6 +56,13 @@ bool is_torchs(const optim::Optimizer& optimizer) {
   return is_a.operator()<optim::Adam, optim::AdamW, optim::RMSprop, optim::SGD, optim::Adagrad>();
 }
 
+std::vector<const optim::Optimizer*> all_of(const optim::Optimizer& optimizer) {
+  const auto* joined = dynamic_cast<const JoinedOptimizers*>(&optimizer);
+  return joined != nullptr
+             ? std::vector<const optim::Optimizer*>(joined->optimizers().begin(), joined->optimizers().end())
+             : std::vector{&optimizer};
+}
+
 void collect(const StateDict& state, std::vector<at::Tensor>& tensors) {
   for (const StateDict::Entry& entry : state.entries()) {
     if (const auto* tensor = std::get_if<at::Tensor>(&entry.value)) {
@@ -95,6 +105,25 @@ OptimizerCapabilities capabilities_of(optim::Optimizer& optimizer) {
           .movable_state = dynamic_cast<MovableState*>(&optimizer)};
 }
 
+std::vector<optim::Optimizer*> optimizers_in(optim::Optimizer& optimizer) {
+  const auto* joined = dynamic_cast<const JoinedOptimizers*>(&optimizer);
+  return joined != nullptr ? joined->optimizers() : std::vector{&optimizer};
+}
+
+void take_groups(optim::Optimizer& optimizer) {
+  if (auto* joined = dynamic_cast<JoinedOptimizers*>(&optimizer)) {
+    joined->take_groups();
+  }
+}
+
+std::string kind_of(const optim::Optimizer& optimizer) {
+  std::string kinds;
+  for (const optim::Optimizer* one : all_of(optimizer)) {
+    kinds += (kinds.empty() ? "" : ", ") + c10::demangle(typeid(*one).name());
+  }
+  return kinds;
+}
+
 std::vector<at::Tensor> tensors_in(const StateDict& state) {
   std::vector<at::Tensor> tensors;
   collect(state, tensors);
@@ -102,13 +131,20 @@ std::vector<at::Tensor> tensors_in(const StateDict& state) {
 }
 
 std::vector<at::Tensor> state_tensors(const optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> tensors;
+  if (dynamic_cast<const JoinedOptimizers*>(&optimizer) != nullptr) {
+    for (const optim::Optimizer* one : all_of(optimizer)) {
+      const std::vector<at::Tensor> of_one = state_tensors(*one);
+      tensors.insert(tensors.end(), of_one.begin(), of_one.end());
+    }
+    return tensors;
+  }
   if (const auto* aware = dynamic_cast<const MemoryAware*>(&optimizer)) {
     return aware->state_tensors();
   }
   if (const auto* stateful = dynamic_cast<const StatefulOptimizer*>(&optimizer)) {
     return tensors_in(stateful->state_dict());
   }
-  std::vector<at::Tensor> tensors;
   for (const auto& [parameter, state] : optimizer.state()) {
     collect(*state, tensors);
   }
@@ -116,6 +152,14 @@ std::vector<at::Tensor> state_tensors(const optim::Optimizer& optimizer) {
 }
 
 int64_t workspace_bytes(const optim::Optimizer& optimizer) {
+  if (const auto* joined = dynamic_cast<const JoinedOptimizers*>(&optimizer)) {
+    int64_t sum = 0, largest = 0;
+    for (const optim::Optimizer* one : joined->optimizers()) {
+      sum += workspace_bytes(*one);
+      largest = std::max(largest, workspace_bytes(*one));
+    }
+    return joined->allocate_before_writing() ? sum : largest;
+  }
   if (const auto* aware = dynamic_cast<const MemoryAware*>(&optimizer)) {
     return aware->workspace_bytes();
   }
@@ -132,7 +176,14 @@ int64_t workspace_bytes(const optim::Optimizer& optimizer) {
 }
 
 bool knows_state_to_come(const optim::Optimizer& optimizer) {
-  return dynamic_cast<const MemoryAware*>(&optimizer) != nullptr || is_torchs(optimizer);
+  return std::ranges::all_of(all_of(optimizer), [](const optim::Optimizer* one) {
+    return dynamic_cast<const MemoryAware*>(one) != nullptr || is_torchs(*one);
+  });
+}
+
+bool needs_closure(const optim::Optimizer& optimizer) {
+  return std::ranges::any_of(
+      all_of(optimizer), [](const optim::Optimizer* one) { return dynamic_cast<const optim::LBFGS*>(one) != nullptr; });
 }
 
 int64_t state_bytes_to_come(const optim::Optimizer& optimizer,
@@ -141,6 +192,12 @@ int64_t state_bytes_to_come(const optim::Optimizer& optimizer,
     return aware->state_bytes_to_come_of(gets_gradient);
   }
   int64_t bytes = 0;
+  if (dynamic_cast<const JoinedOptimizers*>(&optimizer) != nullptr) {
+    for (const optim::Optimizer* one : all_of(optimizer)) {
+      bytes += state_bytes_to_come(*one, gets_gradient);
+    }
+    return bytes;
+  }
   const bool is_known = is_torchs(optimizer);
   for (const auto& group : optimizer.param_groups()) {
     const auto taken = tensors_taken(group.options());

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -26,6 +27,15 @@ struct OptimizerCapabilities {
 };
 OptimizerCapabilities capabilities_of(torch::optim::Optimizer& optimizer);
 
+/// The optimizers behind a JoinedOptimizers; otherwise the optimizer itself.
+std::vector<torch::optim::Optimizer*> optimizers_in(torch::optim::Optimizer& optimizer);
+
+/// Has a JoinedOptimizers take the groups of its optimizers. No effect on any other optimizer.
+void take_groups(torch::optim::Optimizer& optimizer);
+
+/// The types of optimizers_in(), for people.
+std::string kind_of(const torch::optim::Optimizer& optimizer);
+
 /// All tensors of a state.
 std::vector<at::Tensor> tensors_in(const StateDict& state);
 
@@ -39,11 +49,15 @@ std::vector<at::Tensor> state_tensors(const torch::optim::Optimizer& optimizer);
 /// - torch's optimizers go parameter by parameter, so the number is the need of the largest parameter. The same holds
 ///   for other optimizers with torch's options.
 /// - For any other optimizer, the number is about three times the largest parameter.
+/// - JoinedOptimizers that all allocate before the first writes take the sum, otherwise the largest number.
 int64_t workspace_bytes(const torch::optim::Optimizer& optimizer);
 
 /// Whether state_bytes_to_come() is known: for MemoryAware optimizers, and for torch's Adam, AdamW, RMSprop, SGD and
 /// Adagrad. Other optimizers may keep anything, or hand gradients on to optimizers that have their state already.
 bool knows_state_to_come(const torch::optim::Optimizer& optimizer);
+
+/// Whether step() needs a function that computes the loss again.
+bool needs_closure(const torch::optim::Optimizer& optimizer);
 
 /// Bytes of state that an optimizer will allocate in its first step, for the parameters without state that get a
 /// gradient. By default all trained parameters get a gradient. 0 if unknown: then the second step plans again.

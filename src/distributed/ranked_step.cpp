@@ -31,15 +31,26 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
+#include "snug/accumulation.h"
 #include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
+#include "src/core/fnv1a.h"
 #include "src/distributed/data_parallel_impl.h"
 #include "src/distributed/process_group_impl.h"
 
 namespace snug::detail {
+namespace {
+
+constexpr char kBetweenNames = '\0';
+
+std::string joined(const std::vector<std::string>& names) {
+  return fmt::format("{}", fmt::join(names, std::string(1, kBetweenNames)));
+}
+
+}  // namespace
 
 RankedStep::RankedStep(DataParallel& parallel, const std::vector<at::Tensor>& of_model) : parallel_(parallel) {
   std::unordered_set<const c10::TensorImpl*> known;
@@ -243,16 +254,56 @@ double RankedStep::agree_on_items(double items) {
   return std::max(1.0, std::round(sum));
 }
 
-// The loss of a device stays on the device, where the ranks sum the losses after the exchange. Reading the loss would
-// mean to wait for backward, and the device would be idle until the update is queued.
-void RankedStep::sum(double& items, at::Tensor& loss_sum, int64_t& batch_items) {
-  const c10::Device device = parallel_.impl().all().front().second.device();
-  at::Tensor sum = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
-  if (loss_sum.defined()) {
-    sum.copy_(loss_sum);
+// A rank without items has no names, and gets the names of the first rank that has names.
+void RankedStep::agree_on_metrics(const Words& words, std::vector<std::string>& metrics) {
+  const auto first = std::ranges::find_if(words, [](const RankWord& word) { return word.metrics != 0; });
+  if (first == words.end()) {
+    return;
   }
-  const Words words = talk(
-      Talk::Sums, {.items = items, .loss_sum = device.is_cpu() ? sum.item<double>() : 0.0, .batch_items = batch_items});
+  const auto differs = [&](const RankWord& word) {
+    return word.metrics != first->metrics && (word.metrics != 0 || word.items > 0);
+  };
+  if (const auto other = std::ranges::find_if(words, differs); other != words.end()) {
+    drop(
+        fmt::format("Stepper.step: the losses of ranks {} and {} have different metrics; give the same names, in the "
+                    "same order, on every rank",
+                    first - words.begin(), other - words.begin()));
+  }
+  if (std::ranges::all_of(words, [](const RankWord& word) { return word.metrics != 0; })) {
+    return;
+  }
+  std::vector<int64_t> letters(static_cast<size_t>(first->metrics_length));
+  if (rank() == first - words.begin()) {
+    std::ranges::copy(joined(metrics), letters.begin());
+  }
+  all_reduce(parallel_.group(), letters);
+  metrics.assign(1, "");
+  for (const int64_t letter : letters) {
+    if (letter == kBetweenNames) {
+      metrics.emplace_back();
+    } else {
+      metrics.back().push_back(static_cast<char>(letter));
+    }
+  }
+}
+
+// The sums of a device stay on the device, where the ranks add the sums after the exchange. Reading a sum would mean to
+// wait for backward, and the device would be idle until the update is queued. A rank without items does not know the
+// number of metrics before the exchange, so each rank has room for the largest number.
+void RankedStep::sum(double& items, at::Tensor& sums, std::vector<std::string>& metrics, int64_t& batch_items) {
+  const c10::Device device = parallel_.impl().all().front().second.device();
+  const at::Tensor room = at::zeros({1 + kMostMetrics}, at::TensorOptions(at::kDouble).device(device));
+  const at::Tensor loss = room.select(0, 0);
+  if (sums.defined()) {
+    room.narrow(0, 0, sums.numel()).copy_(sums);
+  }
+  const std::string names = joined(metrics);
+  const Words words = talk(Talk::Sums, {.items = items,
+                                        .loss_sum = device.is_cpu() ? loss.item<double>() : 0.0,
+                                        .batch_items = batch_items,
+                                        .metrics = metrics.empty() ? 0 : 1 + static_cast<int64_t>(fnv1a(names)),
+                                        .metrics_length = static_cast<int64_t>(names.size())});
+  agree_on_metrics(words, metrics);
   double of_losses = 0;
   items = 0;
   batch_items = 0;
@@ -261,12 +312,16 @@ void RankedStep::sum(double& items, at::Tensor& loss_sum, int64_t& batch_items) 
     of_losses += word.loss_sum;
     batch_items += word.batch_items;
   }
-  if (device.is_cpu()) {
-    sum.fill_(of_losses);
-  } else {
-    parallel_.group().all_reduce(sum);
+  const auto count = static_cast<int64_t>(metrics.size());
+  if (!device.is_cpu()) {
+    parallel_.group().all_reduce(room.narrow(0, 0, 1 + count));
+  } else if (count > 0) {
+    parallel_.group().all_reduce(room.narrow(0, 1, count));
   }
-  loss_sum = sum;
+  if (device.is_cpu()) {
+    loss.fill_(of_losses);
+  }
+  sums = count > 0 ? room.narrow(0, 0, 1 + count) : loss;
 }
 
 void RankedStep::confirm_writing() {

@@ -44,7 +44,7 @@ class RankedStep final : public StepRanks {
   at::Tensor forward(const std::function<at::Tensor()>& loss_of) override { return parallel_.forward(loss_of); }
   std::shared_ptr<void> quiet_unless(bool is_last) override;
   void send_the_rest(const NamedTensors& all) override;
-  void sum(double& items, at::Tensor& loss_sum, int64_t& batch_items) override;
+  void sum(double& items, at::Tensor& sums, std::vector<std::string>& metrics, int64_t& batch_items) override;
   void confirm_writing() override;
   void written() override { stage_ = Stage::Written; }
   void check_replicas() const override { parallel_.check_replicas(); }
@@ -64,6 +64,7 @@ class RankedStep final : public StepRanks {
   Words talk(Talk about, const RankWord& own);
   [[noreturn]] void drop(const std::string& why);
   void check_trained(const Words& words);
+  void agree_on_metrics(const Words& words, std::vector<std::string>& metrics);
   void go_along(Stage stage, const NamedTensors& all);
   std::vector<at::Tensor> others(const NamedTensors& all) const;
   void send_others(const NamedTensors& all);

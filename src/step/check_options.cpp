@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <limits>
-#include <typeinfo>
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
-#include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
@@ -18,6 +16,7 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "src/core/limit_below_use.h"
+#include "src/core/optimizer_capabilities.h"
 #include "src/core/unnamed_file.h"
 
 namespace snug::detail {
@@ -50,6 +49,11 @@ void check(const StepperOptions& options) {
   if (std::find(options.budget.carried.begin(), options.budget.carried.end(), nullptr) !=
       options.budget.carried.end()) {
     throw ConfigError("Stepper: carried has a null pointer; give the addresses of tensors");
+  }
+  if (options.before_update && options.gradient_noise) {
+    throw ConfigError(
+        "Stepper: gradient_noise compares norms of gradients that backward made, and before_update may change one of "
+        "the two; leave one out");
   }
   if (!(options.clip_norm >= 0)) {
     throw ConfigError(
@@ -138,7 +142,7 @@ std::string describe_stepper(const torch::nn::Module& model, const torch::optim:
                         {"micro_batch", options.micro_batch},
                         {"carried", !options.budget.carried.empty()},
                         {"split_batch_norm", options.budget.split_batch_norm},
-                        {"optimizer", c10::demangle(typeid(optimizer).name())},
+                        {"optimizer", kind_of(optimizer)},
                         {"tensors", tensors}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // names need not be UTF-8
 }

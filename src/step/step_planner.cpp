@@ -132,7 +132,12 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     });
     known = &known_.emplace_back(std::move(made));
   } else if (is_outdated(*known, step) && !step.is_within_window) {
+    const int64_t more = known->trials.more_than_before(step);
     plan_again(*known, step);
+    if (more > 0) {
+      known->plan.considered +=
+          fmt::format("Planned again: the step takes {} more than when the former plan was made.\n", Bytes(more).str());
+    }
   }
   last_ = known;
   const Placement placement = known->plan.placement;

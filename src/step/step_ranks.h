@@ -110,8 +110,11 @@ class StepRanks {
   /// After the last micro-batch: sends the gradients that were not sent with the micro-batch, because this rank had no
   /// micro-batch or because the micro-batch had no items. `all`: everything that holds gradients.
   virtual void send_the_rest(const NamedTensors& /*all*/) {}
-  /// The exchange Sums. In place: sums over all ranks.
-  virtual void sum(double& /*items*/, at::Tensor& /*loss_sum*/, int64_t& /*batch_items*/) {}
+  /// The exchange Sums. In place: sums over all ranks. `sums`: of losses and metrics, as in
+  /// AccumulationWindow::SumOverRanks. A rank without items gets the names of `metrics` from another rank. Throws
+  /// ConfigError, on all ranks, if the names differ.
+  virtual void sum(double& /*items*/, at::Tensor& /*sums*/, std::vector<std::string>& /*metrics*/,
+                   int64_t& /*batch_items*/) {}
   /// The exchange Write. From here on a rank that fails is left behind.
   virtual void confirm_writing() {}
   /// All ranks have written. From here on a rank that fails is not left behind.

@@ -6,7 +6,8 @@
 // budget. Parts that are off are present and do nothing, so the order is the same with and without them.
 //
 //   make_step        open the window, plan, run micro-batches, close_and_write
-//   close_and_write  close the window, unscale, clip, ask accept_update, write, update the loss scale, finish
+//   close_and_write  close the window, unscale, call before_update, clip, ask accept_update, write, update the loss
+//                    scale, finish
 //   add_micro_batch  make_step in parts, for loaders that yield micro-batches
 //   make_or_repeat   try one of the former, and repeat a try that ran out of memory
 //
@@ -31,8 +32,9 @@
 #include <unordered_set>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/ScopeExit.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -40,6 +42,7 @@
 #include "snug/memory.h"
 #include "src/accumulation/copy_ahead.h"
 #include "src/core/first_line.h"
+#include "src/core/joined_optimizers.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/memory/backward_pass.h"
 #include "src/memory/limit_paused.h"
@@ -61,16 +64,30 @@ class Stepper::Impl {
   using Repeats = detail::StepBudget::Repeats;
 
  public:
-  Impl(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options)
+  // `loose`: the model, if the Stepper owns the model.
+  Impl(torch::nn::Module& model, std::vector<torch::optim::Optimizer*> optimizers, const StepperOptions& options,
+       std::shared_ptr<detail::LooseParameters> loose = nullptr)
       : options_(options),
+        loose_(std::move(loose)),
         model_(model),
-        optimizer_(optimizer),
-        parameters_(model, optimizer),
+        joined_(optimizers.size() == 1 && optimizers.front() != nullptr
+                    ? nullptr
+                    : std::make_unique<detail::JoinedOptimizers>(optimizers)),
+        optimizer_(joined_ ? *joined_ : *optimizers.front()),
+        parameters_(model, optimizer_),
         ranks_(options.ranks.data_parallel != nullptr ? options.ranks.data_parallel->step_ranks(model.parameters())
                                                       : std::make_unique<detail::StepRanks>()),
         precision_(options, resolve_together(options.precision), device(), ranks_->agreement(), parameters_.all()),
         window_(parameters_.all()),
-        budget_(model, optimizer, options, *ranks_, parameters_) {
+        budget_(model, optimizer_, options, *ranks_, parameters_) {
+    if (loose_ && options_.weights == Weights::Low) {  // masters would take the place of tensors in the groups
+      throw ConfigError("Stepper: weights = Low needs a module, and was given tensors; register the tensors in one");
+    }
+    if (joined_ && ranks_->is_alone() && joined_->agrees_across_ranks()) {
+      throw ConfigError(
+          "Stepper: one of several optimizers is over several ranks, and could update alone where another one fails; "
+          "give data_parallel");
+    }
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_.precision());
       scaler().name_parameters(parameters_.all());
@@ -233,8 +250,9 @@ class Stepper::Impl {
     StepResult result = close_window();  // on ranks: gradients, items and losses are now of all ranks
     if (result.items > 0) {
       unscale_and_look(result);
+      const bool is_finite = change_gradients();
       clip(result);
-      if (is_accepted(result)) {
+      if (is_accepted(result, is_finite)) {
         write_parameters(result, unlimited);  // ranks agree first that no rank has failed
         precision_.move_regions(result);
         update_scale();
@@ -495,16 +513,17 @@ class Stepper::Impl {
     window_.check_parameters();
     ranks_->send_the_rest(parameters_.accumulated());
     return window_.close(
-        [&](double& items, at::Tensor& loss_sum) { ranks_->sum(items, loss_sum, result_.batch_items); });
+        [&](double& items, at::Tensor& sums) { ranks_->sum(items, sums, window_.metrics_, result_.batch_items); });
   }
 
   StepResult close_window() {
     budget_.model_place().end();
-    const auto totals = sum_over_ranks();
+    auto totals = sum_over_ranks();
     StepResult result = std::exchange(result_, StepResult());
     result.micro_batches = totals.micro_batches;
     result.items = totals.items;
     result.loss_ = totals.mean_loss;
+    result.metrics_ = std::move(totals.metrics);
     result.scale_ = precision_.scale();
     if (result.micro_batches == 1) {
       result.first_grad_norm_.reset();
@@ -528,16 +547,31 @@ class Stepper::Impl {
     precision_.look_at_gradients(parameters_.all());
   }
 
+  // Returns false if a gradient is known not to be finite. Afterwards a clamp may hide why the scaler skips the update.
+  bool change_gradients() {
+    if (!options_.before_update) {
+      return true;
+    }
+    const at::NoGradGuard no_grad;
+    const bool is_finite = !scaler().is_enabled() || !options_.accept_update ||
+                           std::isfinite(grad_norm(parameters_.updated()).item<double>());
+    AccumulationWindow writes(parameters_.all());
+    writes.begin();
+    options_.before_update(parameters_.updated_by_name());
+    writes.check_parameters();
+    return is_finite;
+  }
+
   void clip(StepResult& result) {
     const auto updated = parameters_.updated();
     result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
   }
 
-  bool is_accepted(const StepResult& result) {
+  bool is_accepted(const StepResult& result, bool is_finite) {
     if (!options_.accept_update) {
       return true;
     }
-    const bool scaler_skips = scaler().is_enabled() && !std::isfinite(result.grad_norm());
+    const bool scaler_skips = scaler().is_enabled() && !(is_finite && std::isfinite(result.grad_norm()));
     return scaler_skips || options_.accept_update(result.loss(), result.grad_norm());
   }
 
@@ -720,7 +754,9 @@ class Stepper::Impl {
   };
 
   StepperOptions options_;
+  std::shared_ptr<detail::LooseParameters> loose_;
   torch::nn::Module& model_;
+  std::unique_ptr<detail::JoinedOptimizers> joined_;  // null: one optimizer
   torch::optim::Optimizer& optimizer_;
   detail::TrainedParameters parameters_;
   std::unique_ptr<detail::StepRanks> ranks_;
@@ -736,20 +772,73 @@ class Stepper::Impl {
   std::optional<detail::EffectJournal::Run> effects_;  // of a planned step, until parameters are written
 };
 
-Stepper::Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int) {
-  detail::check(options);
-  impl_ = std::make_unique<Impl>(model, optimizer, detail::lasting(options));
+namespace {
+
+// Runs `call`. Errors of snug tell the Stepper's name, if the Stepper has a name.
+template <class Call>
+auto with_name(const std::string& name, const Call& call) -> decltype(call()) {
+  const auto told = [&](const std::exception& error) {
+    const std::string_view text = error.what();
+    constexpr std::string_view kStepper = "Stepper";
+    const bool is_of_stepper = text.starts_with(kStepper);
+    return fmt::format("Stepper '{}'{}{}", name, is_of_stepper ? "" : ": ",
+                       text.substr(is_of_stepper ? kStepper.size() : 0));
+  };
+  if (name.empty()) {
+    return call();
+  }
+  try {
+    return call();
+  } catch (const BudgetExceeded& error) {
+    throw BudgetExceeded(told(error), error.smallest_feasible());
+  } catch (const ConfigError& error) {
+    throw ConfigError(told(error));
+  } catch (const DistributedError& error) {
+    throw DistributedError(told(error));
+  } catch (const NonFinite& error) {
+    throw NonFinite(told(error));
+  }
+}
+
+}  // namespace
+
+Stepper::Stepper(torch::nn::Module& model, std::vector<torch::optim::Optimizer*> optimizers,
+                 const StepperOptions& options, int) {
+  with_name(options.name, [&] {
+    detail::check(options);
+    impl_ = std::make_unique<Impl>(model, std::move(optimizers), detail::lasting(options));
+  });
+}
+
+Stepper::Stepper(std::vector<at::Tensor> parameters, torch::optim::Optimizer& optimizer, StepperOptions options) {
+  with_name(options.name, [&] {
+    detail::check(options);
+    auto loose = std::make_shared<detail::LooseParameters>(std::move(parameters));
+    impl_ = std::make_unique<Impl>(*loose, std::vector{&optimizer}, detail::lasting(options), loose);
+  });
 }
 
 Stepper::~Stepper() = default;
 Stepper::Stepper(Stepper&&) noexcept = default;
 
-StepResult Stepper::step_over(const MicroBatches& source) { return impl_->step_over(source); }
-std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) { return impl_->accumulate_one(source); }
-std::optional<StepPlan> Stepper::plan_over(const MicroBatches& source) { return impl_->plan_over(source); }
-std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
-StateDict Stepper::state_dict() const { return impl_->state_dict(); }
-void Stepper::load_state_dict(const StateDict& state) { impl_->load_state_dict(state); }
+StepResult Stepper::step_over(const MicroBatches& source) {
+  return with_name(impl_->options_.name, [&] { return impl_->step_over(source); });
+}
+std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) {
+  return with_name(impl_->options_.name, [&] { return impl_->accumulate_one(source); });
+}
+std::optional<StepPlan> Stepper::plan_over(const MicroBatches& source) {
+  return with_name(impl_->options_.name, [&] { return impl_->plan_over(source); });
+}
+std::optional<StepResult> Stepper::flush() {
+  return with_name(impl_->options_.name, [&] { return impl_->flush(); });
+}
+StateDict Stepper::state_dict() const {
+  return with_name(impl_->options_.name, [&] { return impl_->state_dict(); });
+}
+void Stepper::load_state_dict(const StateDict& state) {
+  with_name(impl_->options_.name, [&] { impl_->load_state_dict(state); });
+}
 c10::Device Stepper::device() const { return impl_->device(); }
 Batch Stepper::copy_ahead(const Batch& batch) { return impl_->copy_ahead_.start(batch, device()); }
 void Stepper::wait_for_copy() { impl_->copy_ahead_.wait(); }
@@ -763,6 +852,18 @@ std::map<std::string, at::Tensor> Stepper::full_precision_parameters() const {
 
 double StepResult::loss() const {
   return loss_.defined() ? loss_.item<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+double StepResult::metric(const std::string& name) const {
+  const auto found = metrics_.find(name);
+  if (found == metrics_.end() && items > 0) {
+    std::vector<std::string> known;
+    for (const auto& [one, value] : metrics_) {
+      known.push_back(one);
+    }
+    throw ConfigError(fmt::format("StepResult.metric: no Loss of the step has a metric '{}'; the metrics are [{}]",
+                                  name, fmt::join(known, ", ")));
+  }
+  return found == metrics_.end() ? std::numeric_limits<double>::quiet_NaN() : found->second.item<double>();
 }
 bool StepResult::stepped() const { return outcome_; }
 double StepResult::grad_norm() const { return grad_norm_.defined() ? grad_norm_.item<double>() : 0.0; }

@@ -31,11 +31,20 @@
 namespace snug::detail {
 TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer)
     : model_(model), optimizer_(optimizer) {
-  refresh();
+  if (needs_closure(optimizer)) {
+    throw ConfigError(
+        "Stepper: LBFGS computes the loss several times in an update, by a closure, and a Stepper makes one update of "
+        "one gradient; call optimizer.step(closure) in a loop of your own, with an AccumulationWindow in the closure "
+        "for micro-batches, or take another optimizer");
+  }
+  if (auto* loose = dynamic_cast<LooseParameters*>(&model)) {
+    loose->follow({});
+  }
   std::unordered_set<const void*> own;
   for (const at::Tensor& parameter : model.parameters()) {
     own.insert(parameter.unsafeGetTensorImpl());
   }
+  refresh();
   if (std::ranges::none_of(updated(), [&](const auto& one) { return own.contains(one.unsafeGetTensorImpl()); })) {
     throw ConfigError("Stepper: the optimizer holds none of the model's parameters; was it made for another model?");
   }
@@ -43,15 +52,44 @@ TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Opt
 
 // A sharded optimizer has the state elsewhere, and cannot take other parameters after a step.
 TrainedParameters::~TrainedParameters() {
-  try {
-    if (masters_ && (!optimizer_.state().empty() || state_tensors(optimizer_).empty())) {
-      exchange(masters_->parameters(), masters_->low());
+  if (!masters_) {
+    return;
+  }
+  for (torch::optim::Optimizer* one : optimizers_in(optimizer_)) {
+    try {
+      if (!one->state().empty() || state_tensors(*one).empty()) {
+        exchange(*one, masters_->parameters(), masters_->low());
+      }
+    } catch (...) {  // the masters stay
     }
-  } catch (...) {  // the masters stay
+  }
+}
+
+void LooseParameters::follow(const std::vector<at::Tensor>& held) {
+  std::vector<at::Tensor> now = held;
+  std::unordered_set<const void*> are_held;
+  for (const at::Tensor& parameter : held) {
+    are_held.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const at::Tensor& parameter : parameters_now_) {
+    const void* const key = parameter.unsafeGetTensorImpl();
+    if (!are_held.contains(key) && !were_held_.contains(key)) {
+      now.push_back(parameter);
+    }
+  }
+  parameters_now_ = std::move(now);
+  were_held_ = std::move(are_held);
+  parameters_.clear();
+  for (const at::Tensor& parameter : parameters_now_) {
+    parameters_.insert(std::to_string(parameters_.size()), parameter);
   }
 }
 
 bool TrainedParameters::refresh() {
+  take_groups(optimizer_);
+  if (auto* loose = dynamic_cast<LooseParameters*>(&model_)) {
+    loose->follow(updated());
+  }
   for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
     masters_->parameters()[i].set_requires_grad(masters_->low()[i].requires_grad());
   }
@@ -163,6 +201,21 @@ std::vector<at::Tensor> TrainedParameters::updated() const {
   return parameters;
 }
 
+TrainedParameters::NamedTensors TrainedParameters::updated_by_name() const {
+  std::unordered_set<const void*> missing;
+  for (const at::Tensor& parameter : updated()) {
+    missing.insert(parameter.unsafeGetTensorImpl());
+  }
+  NamedTensors named;
+  for (const auto& [name, parameter] : all_) {
+    const at::Tensor& written = accumulated_for(parameter);
+    if (missing.erase(written.unsafeGetTensorImpl()) > 0) {
+      named.emplace_back(name, written);
+    }
+  }
+  return named;
+}
+
 const at::Tensor& TrainedParameters::accumulated_for(const at::Tensor& parameter) const {
   const auto master = master_of_.find(parameter.unsafeGetTensorImpl());
   return master != master_of_.end() ? master->second : parameter;
@@ -246,17 +299,20 @@ void TrainedParameters::make_masters(Precision precision) {
   for (size_t i = 0; i < masters_->low().size(); ++i) {
     master_of_.emplace(masters_->low()[i].unsafeGetTensorImpl(), masters_->parameters()[i]);
   }
-  exchange(masters_->low(), masters_->parameters());
+  for (torch::optim::Optimizer* one : optimizers_in(optimizer_)) {
+    exchange(*one, masters_->low(), masters_->parameters());
+  }
   refresh();
 }
 
 // Works on the optimizer. The optimizer's state of a parameter moves to the parameter in its place.
-void TrainedParameters::exchange(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
+void TrainedParameters::exchange(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& from,
+                                 const std::vector<at::Tensor>& to) {
   std::unordered_map<const void*, at::Tensor> in_place_of;
   for (size_t i = 0; i < from.size(); ++i) {
     in_place_of.emplace(from[i].unsafeGetTensorImpl(), to[i]);
   }
-  for (auto& group : optimizer_.param_groups()) {
+  for (auto& group : optimizer.param_groups()) {
     for (at::Tensor& parameter : group.params()) {
       void* const key = parameter.unsafeGetTensorImpl();
       const auto found = in_place_of.find(key);
@@ -264,10 +320,10 @@ void TrainedParameters::exchange(const std::vector<at::Tensor>& from, const std:
         continue;
       }
       parameter = found->second;
-      if (const auto state = optimizer_.state().find(key); state != optimizer_.state().end()) {
+      if (const auto state = optimizer.state().find(key); state != optimizer.state().end()) {
         auto moved = std::move(state->second);
-        optimizer_.state().erase(state);
-        optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(moved);
+        optimizer.state().erase(state);
+        optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(moved);
       }
     }
   }

@@ -13,18 +13,29 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <torch/nn/module.h>
 
 #include "snug/precision.h"
 #include "snug/state.h"
 
-namespace torch::nn {
-class Module;
-}
 namespace torch::optim {
 class Optimizer;
 }
 
 namespace snug::detail {
+
+/// A module in the place of a model, for parameters that are in no module.
+class LooseParameters final : public torch::nn::Module {
+ public:
+  explicit LooseParameters(std::vector<at::Tensor> parameters) : parameters_now_(std::move(parameters)) {}
+
+  /// Registers what the optimizer holds, and the other parameters that no optimizer has held before.
+  void follow(const std::vector<at::Tensor>& held);
+
+ private:
+  std::vector<at::Tensor> parameters_now_;
+  std::unordered_set<const void*> were_held_;
+};
 
 class TrainedParameters {
  public:
@@ -69,6 +80,8 @@ class TrainedParameters {
   uint32_t fingerprint() const { return fingerprint_; }
   /// The parameters that the optimizer holds.
   std::vector<at::Tensor> updated() const;
+  /// Those of updated() that are trained, each once. A master has the name of the model's weight.
+  NamedTensors updated_by_name() const;
   c10::Device device() const { return all_.front().second.device(); }
   int64_t gradient_bytes() const;
   /// Bytes of the gradients that exist between micro-batches, whether the gradients exist now or not.
@@ -98,7 +111,8 @@ class TrainedParameters {
 
   std::vector<Seen> look() const;
   void name_all();
-  void exchange(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to);
+  static void exchange(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& from,
+                       const std::vector<at::Tensor>& to);
   std::string name_of(const at::Tensor& parameter) const;
 
   torch::nn::Module& model_;
