@@ -106,9 +106,10 @@ struct AdamW8bitOptions {
 
 /// 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022, arXiv:2110.02861). FP32 parameters, and BF16
 /// parameters with split_weights. The updates are made on the CPU: for parameters on a device, call
-/// keep_state_in(StateOnHost{}) before the first step, or give `offload` in a Stepper's budget. The groups hold torch::optim::AdamWOptions. State per parameter: step,
-/// exp_avg and exp_avg_sq as bytes, exp_avg_max and exp_avg_sq_max with an FP32 number per 256 elements. With a
-/// GradScaler, the gradients in memory stay scaled: the update unscales on the way.
+/// keep_state_in(StateOnHost{}) before the first step, or give `offload` in a Stepper's budget. The groups hold
+/// torch::optim::AdamWOptions. State per parameter: step, exp_avg and exp_avg_sq as bytes, exp_avg_max and
+/// exp_avg_sq_max with an FP32 number per 256 elements. With a GradScaler, the gradients in memory stay scaled: the
+/// update unscales on the way.
 class AdamW8bit : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that

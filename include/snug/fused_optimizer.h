@@ -174,7 +174,7 @@ class FusedOptimizer : public torch::optim::Optimizer,
   std::function<void()> before_writing_;
   std::unordered_map<const void*, std::string> names_;
   std::unordered_map<const void*, uint64_t> first_elements_;  // set by number_elements()
-  std::shared_ptr<StateOutside> outside_;                      // not shared; null: the state is on the device
+  std::shared_ptr<StateOutside> outside_;                     // not shared; null: the state is on the device
   std::string half_made_;                                     // why an update stopped midway; empty: no update did
 };
 

@@ -150,8 +150,8 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
   half_made_.clear();
 }
 
-// --- on the device, on the host, or in a file. A move makes new tensors for the whole state, scalars too: earlier state_dict()s
-// keep the old tensors.
+// --- on the device, on the host, or in a file. A move makes new tensors for the whole state, scalars too: earlier
+// state_dict()s keep the old tensors.
 
 bool FusedOptimizer::is_on_cpu() const {
   return std::ranges::all_of(param_groups_, [](const auto& group) {
@@ -160,8 +160,8 @@ bool FusedOptimizer::is_on_cpu() const {
 }
 
 bool FusedOptimizer::keep_state_in(const StatePlacement& place) {
-  const bool stays = std::holds_alternative<StateOnDevice>(place) ||
-                     (std::holds_alternative<StateOnHost>(place) && is_on_cpu());
+  const bool stays =
+      std::holds_alternative<StateOnDevice>(place) || (std::holds_alternative<StateOnHost>(place) && is_on_cpu());
   if (stays ? !may_stay_on_device() : !state_may_leave()) {
     return false;
   }

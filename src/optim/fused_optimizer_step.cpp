@@ -73,7 +73,7 @@ class FusedOptimizer::Update {
 
   FusedOptimizer& optimizer_;
   StateOutside* outside_;  // null: the state is on the device
-  int64_t file_end_;      // before the update
+  int64_t file_end_;       // before the update
   bool keeps_room_ = false;
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states_;
   std::vector<Work> works_;

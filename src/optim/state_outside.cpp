@@ -211,7 +211,7 @@ at::Tensor FusedOptimizer::StateOutside::read(const ParameterState& state, std::
     at::Tensor part = elements_of(result, span.begin, span.end);
     if (place.sums[i]) {
       check(disk_->read(part.mutable_data_ptr(), (span.end - span.begin) * bytes, place.offset + span.begin * bytes,
-                       *place.sums[i]));
+                        *place.sums[i]));
     } else {
       part.zero_();
     }
@@ -220,7 +220,7 @@ at::Tensor FusedOptimizer::StateOutside::read(const ParameterState& state, std::
 }
 
 at::Tensor FusedOptimizer::StateOutside::lent(const ParameterState& state, std::string_view name,
-                                             const std::shared_ptr<detail::FileMemory>& memory) {
+                                              const std::shared_ptr<detail::FileMemory>& memory) {
   const at::Tensor& like = state.at(name);
   const auto place = state.in_file.find(name);
   return place == state.in_file.end()
@@ -378,7 +378,8 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
     result.stream = std::make_unique<detail::StateStream>(*disk_, std::move(stream));
     result.stream->wait_for_first();
   } else {
-    std::ranges::transform(stream, std::back_inserter(result.updates), [](auto& block) { return std::move(block.update); });
+    std::ranges::transform(stream, std::back_inserter(result.updates),
+                           [](auto& block) { return std::move(block.update); });
   }
   return result;
 }
@@ -396,7 +397,7 @@ void FusedOptimizer::StateOutside::Streamed::run() {
 }
 
 int64_t FusedOptimizer::StateOutside::workspace_bytes(const std::vector<ParameterState>& states, const StateFile& file,
-                                                     int64_t multiple) {
+                                                      int64_t multiple) {
   constexpr auto kInMemory = static_cast<int64_t>(detail::StateStream::kInMemory);
   constexpr int64_t kScalars = 2 * sizeof(float);  // a count of steps, and the next one
   const Cut cut(file, multiple);

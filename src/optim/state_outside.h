@@ -1,8 +1,8 @@
 #pragma once
 // FusedOptimizer::StateOutside: the state of an optimizer outside of the memory of the parameters' device, in a file or
 // in the host's memory, and updated by the CPU's kernels. A parameter's state is cut into pieces; a piece has the same
-// elements of all tensors of the state. Several small pieces are one block. A block passes through the window: its state
-// is read from the file and written, and gradients and parameters of a device are copied to the window and back.
+// elements of all tensors of the state. Several small pieces are one block. A block passes through the window: its
+// state is read from the file and written, and gradients and parameters of a device are copied to the window and back.
 
 #include <cstdint>
 #include <functional>
@@ -45,7 +45,8 @@ class FusedOptimizer::StateOutside {
   at::Tensor read(const ParameterState& state, std::string_view tensor);
   /// mapped() is the whole file; null without a file. lent() is a tensor in the file, which takes no tensor memory, or
   /// the very tensor if the tensor is in memory. A tensor in the file shows the content of the file at the time of
-  /// reading, also after write() and after updates. Values that the program writes into the tensor stay in this process.
+  /// reading, also after write() and after updates. Values that the program writes into the tensor stay in this
+  /// process.
   std::shared_ptr<detail::FileMemory> mapped() const {
     return disk_ ? detail::FileMemory::of(disk_->descriptor(), end_, disk_->description()) : nullptr;
   }

@@ -1,5 +1,6 @@
 #pragma once
-// snug's optimizers whose state may lie elsewhere, each with the types of parameters that it takes, and a training of one.
+// snug's optimizers whose state may lie elsewhere, each with the types of parameters that it takes, and a training of
+// one.
 
 #include <cstdint>
 #include <functional>
@@ -48,8 +49,8 @@ inline std::vector<Kind> kinds() {
 inline std::vector<torch::Tensor> parameters_for(const Kind& kind, c10::Device device = torch::kCPU) {
   torch::manual_seed(3);
   std::vector<torch::Tensor> parameters{torch::randn({100'003}), torch::randn({7}),   torch::randn({3, 33'000}),
-                                 torch::randn({}),        torch::randn({0}),   torch::randn({64, 65}),
-                                 torch::randn({64}),      torch::randn({4097})};
+                                        torch::randn({}),        torch::randn({0}),   torch::randn({64, 65}),
+                                        torch::randn({64}),      torch::randn({4097})};
   if (kind.name.rfind("AdamW8bit", 0) != 0) {
     parameters.push_back(torch::randn({4, 32, 20, 21}).contiguous(torch::MemoryFormat::ChannelsLast));
   }
