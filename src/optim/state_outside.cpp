@@ -356,8 +356,8 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
          first_values, next.parts, (*copies)[b]);
     std::vector<at::Tensor> pieces = work.parameters;  // parameters may lie in files, too
     pieces.insert(pieces.end(), work.gradients.begin(), work.gradients.end());
-    next.update = [b, copies, first_values = std::move(first_values), write = prepare(work), states = work.states,
-                   pieces] {
+    next.update = [b, copies, has_file = disk_.has_value(), first_values = std::move(first_values),
+                   write = prepare(work), states = work.states, pieces] {
       // The copies to the next block's memory run while this block is updated.
       for (size_t begun = b == 0 ? 0 : b + 1; begun < std::min(b + 2, copies->size()); ++begun) {
         (*copies)[begun].begin(begun < kInMemory ? nullptr : &(*copies)[begun - kInMemory]);
@@ -371,6 +371,9 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
       }
       write();
       (*copies)[b].end();
+      if (has_file && b > 0) {
+        (*copies)[b - 1].wait();  // the file is read into the memory of block b - 1 next
+      }
       std::for_each(pieces.begin(), pieces.end(), detail::let_go_of_pages);
     };
   }

@@ -202,7 +202,9 @@ TEST_P(StateOnHostOfAccelerator, IsUnchangedByAStepThatRunsOutOfMemory) {
       }
       ASSERT_TRUE(same_bits(there.all(), expected.all()));
     };
-    for_each_failing_allocation({.is_thinned = true}, sweep);
+    if (GetParam().name != "SGD") {  // which has no state, and takes page-locked memory alone
+      for_each_failing_allocation({.is_thinned = true}, sweep);
+    }
     if (sim_device::is_present()) {
       Training there(GetParam(), place, accelerator());
       set_gradients(there.parameters, 1);

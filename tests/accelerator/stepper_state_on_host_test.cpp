@@ -133,14 +133,14 @@ TEST_F(StepperStateOnHost, MakesTheStepOrLeavesEverythingWhicheverAllocationIsRe
     }
     ASSERT_TRUE(bits_of(run.state()) == after);
   };
-  testing::for_each_failing_allocation(
-      {.is_thinned = true, .device = device().type()}, [&](FailingAllocation& allocation) {
-        try_step([&](PlannedTraining& run) {
-          allocation.arm();
-          const auto disarm = c10::make_scope_exit([&] { allocation.disarm(); });
-          run.step(batch);
-        });
-      });
+  testing::for_each_failing_allocation({.is_thinned = true, .device = device().type()},
+                                       [&](FailingAllocation& allocation) {
+                                         try_step([&](PlannedTraining& run) {
+                                           allocation.arm();
+                                           const auto disarm = c10::make_scope_exit([&] { allocation.disarm(); });
+                                           run.step(batch);
+                                         });
+                                       });
   try_step([&](PlannedTraining& run) {
     sim_device::fail_pinned_after(1);
     run.step(batch);
