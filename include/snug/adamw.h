@@ -104,20 +104,24 @@ struct AdamW8bitOptions {
   bool split_weights = false;
 };
 
-/// 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022, arXiv:2110.02861). FP32 parameters on the CPU,
-/// and BF16 parameters with split_weights. The groups hold torch::optim::AdamWOptions. State per parameter: step,
-/// exp_avg and exp_avg_sq as bytes, exp_avg_max and exp_avg_sq_max with an FP32 number per 256 elements. With a
-/// GradScaler, the gradients in memory stay scaled: the update unscales on the way.
+/// 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022, arXiv:2110.02861). FP32 parameters, and BF16
+/// parameters with split_weights. The updates are made on the CPU: for parameters on a device, call
+/// keep_state_in(StateOnHost{}) before the first step, or give `offload` in a Stepper's budget. The groups hold
+/// torch::optim::AdamWOptions. State per parameter: step, exp_avg and exp_avg_sq as bytes, exp_avg_max and
+/// exp_avg_sq_max with an FP32 number per 256 elements. With a GradScaler, the gradients in memory stay scaled: the
+/// update unscales on the way.
 class AdamW8bit : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that
   /// are neither FP32 nor 16-bit. step() throws ConfigError for 16-bit parameters, unless split_weights provides for
-  /// 16-bit parameters, and for parameters that are not contiguous.
+  /// 16-bit parameters, for parameters that are not contiguous, and for parameters on a device with the state there.
   explicit AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions options = {});
   explicit AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options = {});
 
   /// Blocks of 256 elements share a scale, and small parameters have none.
   int64_t shard_multiple() const override { return 0; }
+  /// False for parameters on a device: the kernel runs on the CPU, so the state is on the host or in a file.
+  bool may_stay_on_device() const override;
   bool takes(at::ScalarType dtype) const override {
     return dtype == at::kFloat || (dtype == at::kBFloat16 && split_weights_);
   }

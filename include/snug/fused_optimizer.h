@@ -58,13 +58,15 @@ class FusedOptimizer : public torch::optim::Optimizer,
   /// among the elements of all parts. Random numbers depend on the number.
   void number_elements(const std::vector<uint64_t>& first);
 
-  /// StateFile is for parameters on the CPU. step() reads and writes the state of a parameter while the parameters
-  /// before and after are updated. Room in the file is taken before anything is written.
+  /// With StateOnHost, the CPU's kernels update parameters of all devices: gradients and parameters pass through the
+  /// window, and step() gives the bits that the optimizer gives on the CPU. With StateFile the same holds, and step()
+  /// reads and writes the state of a parameter while the parameters before and after are updated. Room in the file is
+  /// taken before anything is written.
   /// - A full disk leaves everything as before. So does a first read that fails.
-  /// - A later read or write that fails leaves a half-made update: step() throws Error, also when called again, until
-  ///   load_state_dict() has brought back a state.
+  /// - A later read, write or copy that fails leaves a half-made update: step() throws Error, also when called again,
+  ///   until load_state_dict() has brought back a state.
   ///
-  /// Throws ConfigError for parameters on other devices and for a window that is too small. Throws Error if the file
+  /// Throws ConfigError for a window that is too small. Throws Error if the file
   /// cannot be made, written or read, and as an allocation does. After an exception nothing has changed. A relative
   /// directory starts at the program's directory at the time of the call, even if the program's directory changes
   /// later. The state_dict() of an optimizer with the state in a file lies in the file, not in tensor memory.
@@ -145,10 +147,12 @@ class FusedOptimizer : public torch::optim::Optimizer,
   static std::vector<at::Tensor> without_repeats(std::vector<at::Tensor> parameters);
 
   std::string describe(const at::Tensor& parameter) const;
+  /// Whether all parameters are on the CPU.
+  bool is_on_cpu() const;
 
  private:
   class Update;
-  class StateInFile;
+  class StateOutside;
 
   std::string_view name() const;
   void take_options(torch::optim::OptimizerParamGroup& group, const torch::optim::OptimizerParamGroup& given) const;
@@ -159,8 +163,9 @@ class FusedOptimizer : public torch::optim::Optimizer,
   ParameterState state_without_memory(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const;
   std::unique_ptr<ParameterState> copy_of_state(const StateDict& saved, const at::Tensor& parameter,
                                                 const torch::optim::OptimizerOptions& options,
-                                                StateInFile* in_file) const;
+                                                StateOutside* outside) const;
   std::vector<ParameterState> states_to_be() const;
+  void move_state(StatePlacement place, detail::SpillCalls& calls);
   void bring_state_back();
 
   const detail::OptionRules* rules_;
@@ -169,7 +174,7 @@ class FusedOptimizer : public torch::optim::Optimizer,
   std::function<void()> before_writing_;
   std::unordered_map<const void*, std::string> names_;
   std::unordered_map<const void*, uint64_t> first_elements_;  // set by number_elements()
-  std::shared_ptr<StateInFile> in_file_;                      // not shared; null: the state is in memory
+  std::shared_ptr<StateOutside> outside_;                     // not shared; null: the state is on the device
   std::string half_made_;                                     // why an update stopped midway; empty: no update did
 };
 

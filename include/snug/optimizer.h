@@ -106,7 +106,8 @@ struct StateOnDevice {
   friend bool operator==(const StateOnDevice&, const StateOnDevice&) = default;
 };
 
-/// A file for an optimizer's state, outside of memory.
+/// A file for an optimizer's state, outside of memory. Gradients and parameters of another device than the CPU pass
+/// through the window, too, as with StateOnHost.
 struct StateFile {
   /// A folder on a disk. Empty: the system's temporary directory, which on many systems is itself memory. A relative
   /// path starts at the program's directory at the time of the call that gets the StateFile. The file has no name, so
@@ -120,8 +121,21 @@ struct StateFile {
   friend bool operator==(const StateFile&, const StateFile&) = default;
 };
 
+/// The host's memory, for the state of parameters on another device. The CPU's kernels make the updates. For parameters
+/// on the CPU the same as StateOnDevice.
+struct StateOnHost {
+  /// Host memory through which gradients and parameters pass in an update, in three parts, page-locked. While one part
+  /// is updated, gradients and parameters are copied to another part, and new parameters from the third part.
+  /// LibTorch's allocator of page-locked memory may round up to a power of two. An update takes more memory than the
+  /// window only if a parameter must stay whole and takes, with the parameter's gradient, more than a third of the
+  /// window.
+  Bytes window = Bytes(24 << 20);
+
+  friend bool operator==(const StateOnHost&, const StateOnHost&) = default;
+};
+
 /// The place of an optimizer's state.
-using StatePlacement = std::variant<StateOnDevice, StateFile>;
+using StatePlacement = std::variant<StateOnDevice, StateFile, StateOnHost>;
 
 /// An optimizer whose state can be in several places.
 class MovableState {
@@ -129,17 +143,21 @@ class MovableState {
   /// Bytes of an optimizer with the state in another place than the memory of the parameters' device.
   struct PlacementBytes {
     int64_t moved = 0;  ///< the state of all trained parameters, made already or still to be made, that is elsewhere
-    int64_t workspace = 0;  ///< memory that an update allocates in this process and frees again, a window included
+    /// Memory of the parameters' device that an update allocates and frees again; on the CPU, a window included.
+    int64_t workspace = 0;
 
     friend bool operator==(const PlacementBytes&, const PlacementBytes&) = default;
   };
 
   virtual ~MovableState() = default;
 
-  /// Moves the state, and keeps the state in the new place from now on. step() gives the same bits. With a file, step()
-  /// takes memory only for the window. Returns false, and does nothing, if this optimizer's state cannot be in `place`.
+  /// Moves the state, and keeps the state in the new place from now on. step() gives the same bits, except where the
+  /// kernels of the parameters' device and the kernels of the place differ in bits. With a file, step() takes memory
+  /// only for the window. Returns false, and does nothing, if this optimizer's state cannot be in `place`.
   virtual bool keep_state_in(const StatePlacement& place) = 0;
   virtual StatePlacement state_placement() const = 0;
+  /// Whether the state can be in StateOnDevice.
+  virtual bool may_stay_on_device() const { return true; }
   /// The bytes with the state in `place`, before or after keep_state_in(). Zeros for StateOnDevice, and if the state
   /// cannot be in `place`.
   virtual PlacementBytes bytes_with_state_in(const StatePlacement& place) const = 0;

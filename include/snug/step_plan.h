@@ -31,7 +31,7 @@ struct Solution;
 /// The bytes of one kind, by place.
 struct PlacedBytes {
   int64_t in_memory = 0;  ///< in the memory of the model's device
-  int64_t outside = 0;    ///< in files; for a device's activations, in pinned memory of the host
+  int64_t outside = 0;    ///< in files; for a device, in the host's memory
 
   friend bool operator==(const PlacedBytes&, const PlacedBytes&) = default;
 };
@@ -65,6 +65,7 @@ struct StepChoice {
 enum class Place : uint8_t {
   Memory,  ///< in the memory of the model's device
   File,    ///< in a file; an update or an operator brings pieces into memory
+  Host,    ///< in the host's memory, for a model on another device; the CPU makes the updates
 };
 
 /// The places of the parts of a step that may leave memory.
@@ -81,7 +82,7 @@ struct StepPlan {
   /// activations.
   StepChoice choice = {};
   int64_t slices = 1;           ///< of snug::sliced, where the model leaves the number to the plan
-  Placement placement = {};     ///< the parts in memory, and the parts in files
+  Placement placement = {};     ///< the parts in memory, in files, and on the host
   std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not chosen
   BytesByKind bytes = {};       ///< by kind and place; all 0 if an earlier version of snug made the plan
   std::optional<ActivationPlan> activations = {};  ///< none: all is kept as in plain training, except in slices

@@ -551,6 +551,7 @@ class Trainer::Impl {
                     planned_->micro_batches, planned_->items, plan->activations ? less : "all of each kept",
                     plan->placement.model == Place::File   ? ", weights, gradients and the optimizer's state in files"
                     : plan->placement.state == Place::File ? ", the optimizer's state in a file"
+                    : plan->placement.state == Place::Host ? ", the optimizer's state in the host's memory"
                                                            : "",
                     Bytes(planned_->peak_bytes).str()));
     if (const int64_t before = std::exchange(planned_before_, 0); before != 0 && before != planned_->items) {

@@ -478,6 +478,8 @@ bool ShardedOptimizer::keep_state_in(const StatePlacement& place) {
 
 StatePlacement ShardedOptimizer::state_placement() const { return impl_->placement; }
 
+bool ShardedOptimizer::may_stay_on_device() const { return !impl_->has_own() || impl_->own->may_stay_on_device(); }
+
 // The window is free again before the shares are gathered.
 MovableState::PlacementBytes ShardedOptimizer::bytes_with_state_in(const StatePlacement& place) const {
   impl_->take_new_parameters(param_groups_);

@@ -92,12 +92,16 @@ void AdamW8bit::make_state(ParameterState& state, const at::Tensor& parameter,
   }
 }
 
+bool AdamW8bit::may_stay_on_device() const { return is_on_cpu(); }
+
 int64_t AdamW8bit::state_multiple() const { return kernels::kQuantizationBlock; }
 
 std::function<void()> AdamW8bit::prepare(const Work& work) const {
   if (!work.parameters.front().is_cpu()) {
-    throw ConfigError(fmt::format("AdamW8bit: {} is on {}; its kernel runs on the CPU only, use AdamW there",
-                                  describe(work.parameters.front()), work.parameters.front().device().str()));
+    throw ConfigError(
+        fmt::format("AdamW8bit: {} is on {}; its kernel runs on the CPU only: let the CPU make the "
+                    "updates, by keep_state_in(StateOnHost{{}}) or `offload` in a Stepper's budget",
+                    describe(work.parameters.front()), work.parameters.front().device().str()));
   }
   if (work.found_inf.defined() && work.found_inf.item<float>() != 0) {
     return [] {};

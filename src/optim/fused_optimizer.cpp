@@ -209,8 +209,8 @@ int64_t FusedOptimizer::state_bytes_to_come_of(const std::function<bool(const at
     for (const at::Tensor& parameter : group.params()) {
       if (state_.count(parameter.unsafeGetTensorImpl()) == 0 && gets_gradient(parameter)) {
         for (const auto& [tensor_name, tensor] : state_without_memory(parameter, group.options()).tensors) {
-          const bool is_in_file = in_file_ && tensor.dim() > 0;
-          bytes += is_in_file ? 0 : detail::allocated_bytes(static_cast<int64_t>(tensor.nbytes()), parameter.device());
+          const bool is_outside = outside_ && (tensor.dim() > 0 || !parameter.is_cpu());
+          bytes += is_outside ? 0 : detail::allocated_bytes(static_cast<int64_t>(tensor.nbytes()), parameter.device());
         }
       }
     }

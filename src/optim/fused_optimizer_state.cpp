@@ -1,5 +1,6 @@
-// FusedOptimizer's state: saved and loaded, in memory or in a file.
+// FusedOptimizer's state: saved and loaded, on the device or outside.
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,10 +13,11 @@
 
 #include "snug/core.h"
 #include "snug/fused_optimizer.h"
+#include "src/core/allocated_bytes.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/core/unnamed_file.h"
 #include "src/optim/state_archive.h"
-#include "src/optim/state_in_file.h"
+#include "src/optim/state_outside.h"
 
 namespace snug {
 
@@ -25,7 +27,7 @@ StateDict FusedOptimizer::state_dict() const {
   StateDict states;
   StateDict groups;
   int64_t index = 0;
-  const auto memory = in_file_ ? in_file_->mapped() : nullptr;
+  const auto memory = outside_ ? outside_->mapped() : nullptr;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const auto& group = param_groups_[g];
     check_options(group.options());
@@ -37,8 +39,7 @@ StateDict FusedOptimizer::state_dict() const {
       if (state != nullptr && !state->is_fresh) {
         StateDict entry;
         for (const auto& [tensor_name, tensor] : state->tensors) {
-          entry.set(std::string(tensor_name),
-                    state->in_file.contains(tensor_name) ? StateInFile::lent(*state, tensor_name, memory) : tensor);
+          entry.set(std::string(tensor_name), StateOutside::lent(*state, tensor_name, memory));
         }
         states.set(std::to_string(index), std::move(entry));
       }
@@ -55,7 +56,7 @@ StateDict FusedOptimizer::state_dict() const {
 
 std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::copy_of_state(
     const StateDict& saved, const at::Tensor& parameter, const torch::optim::OptimizerOptions& options,
-    StateInFile* in_file) const {
+    StateOutside* outside) const {
   auto state = std::make_unique<ParameterState>(state_without_memory(parameter, options));
   if (const auto optional = optional_state()) {
     std::erase_if(state->tensors, [&](const auto& entry) { return entry.first == *optional; });
@@ -84,13 +85,13 @@ std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::copy_of_state(
         "other options?",
         name(), describe(parameter), saved.size(), state->tensors.size()));
   }
-  if (in_file != nullptr) {
-    in_file->place(*state);
+  if (outside != nullptr) {
+    outside->place(*state);
   }
   for (auto& [tensor_name, tensor] : state->tensors) {
     const auto& value = saved.get<at::Tensor>(std::string(tensor_name));
-    if (state->in_file.contains(tensor_name)) {
-      in_file->write(*state, tensor_name, value);
+    if (outside != nullptr) {
+      outside->write(*state, tensor_name, value);
     } else {
       tensor =
           at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(parameter.device())).copy_(value);
@@ -112,8 +113,8 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
   }
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states;
-  auto new_file =
-      in_file_ ? std::make_unique<StateInFile>(in_file_->file(), state_multiple(), in_file_->calls()) : nullptr;
+  auto new_place =
+      outside_ ? std::make_unique<StateOutside>(outside_->placement(), state_multiple(), outside_->calls()) : nullptr;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const auto& saved = groups.get<StateDict>(std::to_string(g));
     const auto& parameters = param_groups_[g].params();
@@ -130,7 +131,7 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
       if (states.contains(key)) {
         new_states.emplace_back(
             parameters[i].unsafeGetTensorImpl(),
-            copy_of_state(states.get<StateDict>(key), parameters[i], *new_options.back(), new_file.get()));
+            copy_of_state(states.get<StateDict>(key), parameters[i], *new_options.back(), new_place.get()));
       }
     }
   }
@@ -145,70 +146,72 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
   for (auto& [key, state] : new_states) {
     state_[key] = std::move(state);
   }
-  in_file_ = std::move(new_file);
+  outside_ = std::move(new_place);
   half_made_.clear();
 }
 
-// --- on the device, or in a file. A move makes new tensors for the whole state, scalars too: earlier state_dict()s
-// keep the old tensors.
+// --- on the device, on the host, or in a file. A move makes new tensors for the whole state, scalars too: earlier
+// state_dict()s keep the old tensors.
+
+bool FusedOptimizer::is_on_cpu() const {
+  return std::ranges::all_of(param_groups_, [](const auto& group) {
+    return std::ranges::all_of(group.params(), [](const at::Tensor& parameter) { return parameter.is_cpu(); });
+  });
+}
 
 bool FusedOptimizer::keep_state_in(const StatePlacement& place) {
-  const auto* file = std::get_if<StateFile>(&place);
-  if (file == nullptr) {
+  const bool stays =
+      std::holds_alternative<StateOnDevice>(place) || (std::holds_alternative<StateOnHost>(place) && is_on_cpu());
+  if (stays ? !may_stay_on_device() : !state_may_leave()) {
+    return false;
+  }
+  if (stays) {
     bring_state_back();
-    return true;
+  } else {
+    move_state(place, detail::SpillCalls::real());
   }
-  if (state_may_leave()) {
-    keep_state_in(*file, detail::SpillCalls::real());
-  }
-  return state_may_leave();
+  return true;
 }
 
-StatePlacement FusedOptimizer::state_placement() const {
-  return in_file_ ? StatePlacement(in_file_->file()) : StateOnDevice();
-}
+StatePlacement FusedOptimizer::state_placement() const { return outside_ ? outside_->placement() : StateOnDevice(); }
 
-void FusedOptimizer::keep_state_in(const StateFile& file, detail::SpillCalls& calls) {
+void FusedOptimizer::keep_state_in(const StateFile& file, detail::SpillCalls& calls) { move_state(file, calls); }
+
+void FusedOptimizer::move_state(StatePlacement place, detail::SpillCalls& calls) {
   constexpr int64_t kSmallest = int64_t{192} << 10;
-  if (file.window.count() < kSmallest || file.window.is_unlimited()) {
+  auto* const file = std::get_if<StateFile>(&place);
+  const Bytes window = file != nullptr ? file->window : std::get<StateOnHost>(place).window;
+  if (window.count() < kSmallest || window.is_unlimited()) {
     throw ConfigError(fmt::format("{}.keep_state_in: window is {}; give at least {}, and an amount", name(),
-                                  file.window.str(), Bytes(kSmallest).str()));
+                                  window.str(), Bytes(kSmallest).str()));
   }
-  for (const auto& group : param_groups_) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.is_cpu()) {
-        throw ConfigError(
-            fmt::format("{}.keep_state_in: {} is on {}; only state of parameters on the CPU goes to a file", name(),
-                        describe(parameter), parameter.device().str()));
-      }
-    }
+  if (file != nullptr) {
+    file->directory = detail::lasting(file->directory);
   }
-  const StateFile lasting_file{.directory = detail::lasting(file.directory), .window = file.window};
-  auto next = std::make_unique<StateInFile>(lasting_file, state_multiple(), calls);
+  const at::NoGradGuard no_grad;
+  auto next = std::make_unique<StateOutside>(place, state_multiple(), calls);
+  const auto memory = outside_ ? outside_->mapped() : nullptr;
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> moved;
   for (const auto& [key, known] : state_) {
     const auto& state = static_cast<const ParameterState&>(*known);
     auto& to = *moved.emplace_back(key, std::make_unique<ParameterState>(state)).second;
     to.in_file.clear();
     for (auto& [tensor_name, tensor] : to.tensors) {
-      tensor = tensor.dim() == 0
-                   ? tensor.clone()
-                   : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+      tensor = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
     }
     next->place(to);
-    for (const auto& [tensor_name, place] : to.in_file) {
-      next->write(to, tensor_name,
-                  in_file_ ? StateInFile::lent(state, tensor_name, in_file_->mapped()) : state.at(tensor_name));
+    for (const auto& [tensor_name, tensor] : to.tensors) {
+      next->write(to, tensor_name, StateOutside::lent(state, tensor_name, memory));
     }
   }
   for (auto& [key, state] : moved) {
     state_[key] = std::move(state);
   }
-  in_file_ = std::move(next);
+  outside_ = std::move(next);
 }
 
 void FusedOptimizer::bring_state_back() {
-  if (!in_file_) {
+  if (!outside_) {
     return;
   }
   const at::NoGradGuard no_grad;
@@ -217,14 +220,15 @@ void FusedOptimizer::bring_state_back() {
     auto& state = static_cast<ParameterState&>(*known);
     ParameterState& to = moved.emplace_back(&state, state).second;
     for (auto& [tensor_name, tensor] : to.tensors) {
-      tensor = state.in_file.contains(tensor_name) ? in_file_->read(state, tensor_name) : tensor.clone();
+      const bool is_copy = state.in_file.contains(tensor_name);
+      tensor = outside_->read(state, tensor_name).to(state.device, /*non_blocking=*/false, /*copy=*/!is_copy);
     }
     to.in_file.clear();
   }
   for (auto& [state, to] : moved) {
     *state = std::move(to);
   }
-  in_file_.reset();
+  outside_.reset();
 }
 
 // The states of all trained parameters, existing or still to be made.
@@ -245,18 +249,19 @@ std::vector<FusedOptimizer::ParameterState> FusedOptimizer::states_to_be() const
 
 MovableState::PlacementBytes FusedOptimizer::bytes_with_state_in(const StatePlacement& place) const {
   const auto* file = std::get_if<StateFile>(&place);
-  if (file == nullptr || !state_may_leave()) {
+  const bool is_cpu = is_on_cpu();
+  if (!state_may_leave() || std::holds_alternative<StateOnDevice>(place) || (file == nullptr && is_cpu)) {
     return {};
   }
   const std::vector<ParameterState> states = states_to_be();
-  MovableState::PlacementBytes bytes{.moved = 0,
-                                     .workspace = StateInFile::workspace_bytes(states, *file, state_multiple())};
+  MovableState::PlacementBytes bytes;
+  if (is_cpu) {  // otherwise the window is in the host's memory
+    bytes.workspace = StateOutside::workspace_bytes(states, *file, state_multiple());
+  }
   for (const ParameterState& state : states) {
-    if (!state.device.is_cpu()) {
-      return {};
-    }
     for (const auto& [tensor_name, tensor] : state.tensors) {
-      bytes.moved += tensor.dim() > 0 ? static_cast<int64_t>(tensor.nbytes()) : 0;
+      const bool leaves = tensor.dim() > 0 || !state.device.is_cpu();
+      bytes.moved += leaves ? detail::allocated_bytes(static_cast<int64_t>(tensor.nbytes()), state.device) : 0;
     }
   }
   return bytes;

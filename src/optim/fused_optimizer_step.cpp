@@ -19,7 +19,7 @@
 #include "snug/core.h"
 #include "src/core/lazy_values.h"
 #include "src/optim/fused_optimizer_parts.h"
-#include "src/optim/state_in_file.h"
+#include "src/optim/state_outside.h"
 
 namespace snug {
 namespace {
@@ -41,7 +41,7 @@ std::string kind_of(const at::Tensor& t, c10::Device device) {
 }
 
 at::Tensor on_device(const at::Tensor& scalar, c10::Device device) {
-  return scalar.defined() ? scalar.to(device, /*non_blocking=*/true) : scalar;
+  return scalar.defined() ? scalar.to(device, /*non_blocking=*/!device.is_cpu()) : scalar;
 }
 
 }  // namespace
@@ -72,19 +72,19 @@ class FusedOptimizer::Update {
   void stream();
 
   FusedOptimizer& optimizer_;
-  StateInFile* in_file_;  // null: the state is in memory
-  int64_t file_end_;      // before the update
+  StateOutside* outside_;  // null: the state is on the device
+  int64_t file_end_;       // before the update
   bool keeps_room_ = false;
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states_;
   std::vector<Work> works_;
-  std::vector<std::function<void()>> writes_;      // none if the state is in a file
-  std::optional<StateInFile::Streamed> streamed_;  // the update of a state in a file
+  std::vector<std::function<void()>> writes_;       // none if the state is outside
+  std::optional<StateOutside::Streamed> streamed_;  // the update of a state outside
 };
 
 // --- collected
 
 FusedOptimizer::Update::Update(FusedOptimizer& optimizer)
-    : optimizer_(optimizer), in_file_(optimizer.in_file_.get()), file_end_(in_file_ ? in_file_->end() : 0) {
+    : optimizer_(optimizer), outside_(optimizer.outside_.get()), file_end_(outside_ ? outside_->end() : 0) {
   if (!optimizer_.half_made_.empty()) {
     throw Error(
         fmt::format("{}.step: an earlier step has stopped midway: {}; go on from a snapshot of model and optimizer",
@@ -93,8 +93,8 @@ FusedOptimizer::Update::Update(FusedOptimizer& optimizer)
 }
 
 FusedOptimizer::Update::~Update() {
-  if (in_file_ != nullptr && !keeps_room_) {
-    in_file_->set_end(file_end_);
+  if (outside_ != nullptr && !keeps_room_) {
+    outside_->set_end(file_end_);
   }
 }
 
@@ -135,12 +135,9 @@ void FusedOptimizer::Update::check_state(const ParameterState& state, const at::
 std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::Update::first_state(
     const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
   auto state = std::make_unique<ParameterState>();
-  if (in_file_ != nullptr) {
+  if (outside_ != nullptr) {
     *state = optimizer_.state_without_memory(parameter, options);
-    in_file_->place(*state);
-    if (const auto copied = optimizer_.copied_state(); copied && state->contains(*copied) && parameter.dim() == 0) {
-      state->at(*copied).copy_(parameter);  // scalars stay in memory
-    }
+    outside_->place(*state);
   } else {
     state->made_for = at::empty_like(parameter, parameter.options().device(at::kMeta));
     state->device = parameter.device();
@@ -158,7 +155,7 @@ void FusedOptimizer::Update::place_new_tensors(ParameterState& state, const at::
       state.is_fresh = true;
     }
   }
-  in_file_->place(state);
+  outside_->place(state);
 }
 
 FusedOptimizer::ParameterState* FusedOptimizer::Update::state_for(const at::Tensor& parameter,
@@ -169,10 +166,10 @@ FusedOptimizer::ParameterState* FusedOptimizer::Update::state_for(const at::Tens
     return new_states_.emplace_back(key, first_state(parameter, options)).second.get();
   }
   auto* state = static_cast<ParameterState*>(known->second.get());
-  if (in_file_ != nullptr) {
-    const int64_t end = in_file_->end();
+  if (outside_ != nullptr) {
+    const int64_t end = outside_->end();
     place_new_tensors(*state, parameter, options);
-    keeps_room_ = keeps_room_ || in_file_->end() > end;
+    keeps_room_ = keeps_room_ || outside_->end() > end;
   }
   return state;
 }
@@ -201,7 +198,7 @@ void FusedOptimizer::Update::collect(const torch::optim::OptimizerParamGroup& gr
     work.first_elements.push_back(elsewhere == optimizer_.first_elements_.end() ? first : elsewhere->second);
   }
   for (auto& [kind, work] : by_kind) {
-    const c10::Device device = work.parameters.front().device();
+    const c10::Device device = outside_ != nullptr ? at::kCPU : work.parameters.front().device();
     work.options = &options;
     work.grad_scale = on_device(grad_scale, device);
     work.found_inf = on_device(found_inf, device);
@@ -213,8 +210,8 @@ void FusedOptimizer::Update::collect(const torch::optim::OptimizerParamGroup& gr
 
 void FusedOptimizer::Update::make(const std::function<void()>& before_writing) {
   const auto prepare_one = [this](const Work& work) { return optimizer_.prepare(work); };
-  if (in_file_ != nullptr) {
-    streamed_ = in_file_->stream(works_, prepare_one, optimizer_.copied_state());
+  if (outside_ != nullptr) {
+    streamed_ = outside_->stream(works_, prepare_one, optimizer_.copied_state());
   } else {
     std::transform(works_.begin(), works_.end(), std::back_inserter(writes_), prepare_one);
   }
@@ -257,7 +254,7 @@ void FusedOptimizer::Update::commit() {
 
 void FusedOptimizer::Update::stream() {
   try {
-    streamed_->stream->run();
+    streamed_->run();
   } catch (const std::exception& error) {
     optimizer_.half_made_ = error.what();
     throw Error(
@@ -265,7 +262,6 @@ void FusedOptimizer::Update::stream() {
                     "model and optimizer",
                     optimizer_.name(), optimizer_.half_made_));
   }
-  streamed_->finish();
 }
 
 // --- FusedOptimizer
@@ -281,8 +277,8 @@ bool FusedOptimizer::before_writing(std::function<void()> hook) {
 }
 
 at::Tensor FusedOptimizer::step(LossClosure closure) {
-  const at::Tensor grad_scale = std::exchange(grad_scale_, {});
-  const at::Tensor found_inf = std::exchange(found_inf_, {});
+  at::Tensor grad_scale = std::exchange(grad_scale_, {});
+  at::Tensor found_inf = std::exchange(found_inf_, {});
   const auto before_writing = std::exchange(before_writing_, {});
   if (closure && found_inf.defined()) {
     throw ConfigError(
@@ -295,6 +291,10 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
   }
   const at::NoGradGuard no_grad;
   Update update(*this);
+  if (outside_) {  // read once, for all groups
+    grad_scale = on_device(grad_scale, at::kCPU);
+    found_inf = on_device(found_inf, at::kCPU);
+  }
   uint64_t first_element = 0;
   for (const auto& group : param_groups_) {
     update.collect(group, group.params(), first_element, grad_scale, found_inf);

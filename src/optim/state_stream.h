@@ -30,7 +30,7 @@ struct StatePart {
 
 struct StateBlock {
   std::vector<StatePart> parts = {};
-  std::function<void()> update = {};  ///< reads and writes the memory of `parts`; must not throw
+  std::function<void()> update = {};  ///< reads and writes the memory of `parts`
 };
 
 class StateStream final {
@@ -48,7 +48,8 @@ class StateStream final {
   /// nothing has been updated, and run() must not be called.
   void wait_for_first();
   /// Updates all blocks and returns when all blocks are written. Throws Error if a block cannot be read or written.
-  /// Then the blocks before have been updated: after wait_for_first(), at least the first block.
+  /// Then the blocks before have been updated: after wait_for_first(), at least the first block. Throws also as an
+  /// update does.
   void run();
 
  private:

@@ -154,19 +154,25 @@ void ModelPlace::end() {
 
 StatePlace::StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory,
                        c10::Device device)
-    : optimizer_(directory && device.is_cpu() ? capabilities_of(optimizer).movable_state : nullptr),
+    : is_cpu_(device.is_cpu()),
+      optimizer_(directory ? capabilities_of(optimizer).movable_state : nullptr),
       directory_(std::move(directory).value_or("")) {}
 
-// The window is an eighth of the state, and depends on no budget: a smallest budget that is told must be sufficient.
-StateFile StatePlace::file() const {
+// A window in the budgeted memory is an eighth of the state, and depends on no budget: a smallest budget that is told
+// must be sufficient.
+StatePlacement StatePlace::placement_outside() const {
+  if (!is_cpu_) {
+    return StateOnHost();
+  }
   constexpr int64_t kShare = 8, kLeast = int64_t{192} << 10;
   const StateFile most{.directory = directory_};
   const int64_t moved = optimizer_->bytes_with_state_in(most).moved;
-  return {.directory = directory_, .window = Bytes(std::clamp(moved / kShare, kLeast, most.window.count()))};
+  return StateFile{.directory = directory_, .window = Bytes(std::clamp(moved / kShare, kLeast, most.window.count()))};
 }
 
 PartInFile StatePlace::bytes() const {
-  const auto bytes = optimizer_ == nullptr ? MovableState::PlacementBytes() : optimizer_->bytes_with_state_in(file());
+  const auto bytes =
+      optimizer_ == nullptr ? MovableState::PlacementBytes() : optimizer_->bytes_with_state_in(placement_outside());
   return {.moved = bytes.moved, .workspace = bytes.workspace};
 }
 
@@ -174,11 +180,11 @@ void StatePlace::put(Place place) {
   if (optimizer_ == nullptr || place == this->place()) {
     return;
   }
-  const StatePlacement to = place == Place::File ? StatePlacement(file()) : StateOnDevice();
+  const StatePlacement to = place == Place::Memory ? StateOnDevice() : placement_outside();
   if (!optimizer_->keep_state_in(to) && bytes().can_leave()) {
     throw ConfigError(
         "Stepper: the optimizer's keep_state_in returns false for a place of the state, although its "
-        "bytes_with_state_in says that the state can be in a file; let bytes_with_state_in return zeros, or leave "
+        "bytes_with_state_in says that the state can be elsewhere; let bytes_with_state_in return zeros, or leave "
         "`offload` out");
   }
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The places of the parts of a step that BudgetOptions::offload lets go to files. The planner decides.
+// The places of the parts of a step that BudgetOptions::offload lets go to files or to the host. The planner decides.
 
 #include <cstdint>
 #include <filesystem>
@@ -76,22 +76,28 @@ class ModelPlace {
 /// The place of the optimizer's state.
 class StatePlace {
  public:
-  /// `directory`: for the file. Without a directory, or on another device than the CPU, the state stays in memory.
+  /// `directory`: for the file; on another device than the CPU the state goes to the host. Without a directory the
+  /// state stays in memory.
   StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory, c10::Device device);
 
   PartInFile bytes() const;
   Place place() const {
-    const bool is_in_file = optimizer_ != nullptr && std::holds_alternative<StateFile>(optimizer_->state_placement());
-    return is_in_file ? Place::File : Place::Memory;
+    const bool stays = optimizer_ == nullptr || std::holds_alternative<StateOnDevice>(optimizer_->state_placement());
+    return stays ? Place::Memory : outside();
   }
+  /// The place outside of the device's memory.
+  Place outside() const { return is_cpu_ ? Place::File : Place::Host; }
+  /// Whether the state must be outside.
+  bool must_leave() const { return optimizer_ != nullptr && !optimizer_->may_stay_on_device(); }
   /// No effect if the state is in the place already, or cannot leave. Throws Error if the file cannot be used,
   /// ConfigError if the optimizer refuses a place for which the optimizer gives bytes, and as an allocation does; then
   /// the state is in the former place.
   void put(Place place);
 
  private:
-  StateFile file() const;
+  StatePlacement placement_outside() const;
 
+  bool is_cpu_;
   MovableState* optimizer_ = nullptr;
   std::filesystem::path directory_;
 };

@@ -63,13 +63,15 @@ int64_t state_bytes(const torch::optim::Optimizer& optimizer, const PartInFile& 
 }
 
 // None: the model stays in memory. Reasons:
+// - The memory of a device is no file's.
 // - An update of all parameters at once would bring all parameters into memory.
 // - Gradients that other ranks add to lie in buckets.
 // - Masters are not part of the model.
 std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options, const StatePlace& state_place,
                                                         const StepRanks& ranks) {
   const bool can_leave = options.budget.plan && !options.budget.memory.is_unlimited() &&
-                         state_place.bytes().can_leave() && ranks.is_alone() && options.weights == Weights::Full;
+                         state_place.outside() == Place::File && state_place.bytes().can_leave() && ranks.is_alone() &&
+                         options.weights == Weights::Full;
   return can_leave ? options.budget.offload : std::nullopt;
 }
 
@@ -89,7 +91,7 @@ BytesByKind StepBudget::bytes(Placement placement) const {
   bytes.gradients.in_memory = parameters_.bytes_of_all_gradients();
   const PartInFile state_in_file = state_place_.bytes();
   bytes.optimizer_state.in_memory = state_bytes(optimizer_, state_in_file);
-  if (placement.state == Place::File) {
+  if (placement.state != Place::Memory) {
     bytes.optimizer_state.outside = state_in_file.moved;
     bytes.optimizer_state.in_memory -= bytes.optimizer_state.outside;
   }
@@ -124,7 +126,7 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
   OffloadLink link;
   try {
     link = options.budget.offload ? measure_offload_link(*options.budget.offload, device) : OffloadLink{};
-    state_place_.put(Place::File);
+    state_place_.put(state_place_.outside());
     if (live_bytes(device) > budget_ || model_place_.was_made_in_file()) {
       model_place_.put(Place::File);
     }
@@ -132,6 +134,9 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
     no_link_ = std::current_exception();
   }
   planner_.emplace(budget_, options.budget.split_batch_norm, std::move(link), device, options.budget.plan_folder);
+  if (state_place_.must_leave()) {
+    planner_->keep_state_outside();
+  }
 }
 
 void StepBudget::check() const {

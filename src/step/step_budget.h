@@ -42,7 +42,7 @@ class StepBudget {
   StepPlanner& planner() { return *planner_; }
   const StepPlanner& planner() const { return *planner_; }
 
-  /// The place of the optimizer's state: in a file if possible, until a plan says otherwise.
+  /// The place of the optimizer's state: in a file or on the host if possible, until a plan says otherwise.
   StatePlace& state_place() { return state_place_; }
   /// The place of the model: in memory if the model fits, until a plan says otherwise.
   ModelPlace& model_place() { return model_place_; }

@@ -110,6 +110,11 @@ std::string StepPlan::explain() const {
   if (placement.state == Place::File) {
     text += "\nThe optimizer's state is in a file, and each update streams it through memory.\n";
   }
+  if (placement.state == Place::Host) {
+    text +=
+        "\nThe optimizer's state is in the host's memory. The CPU makes the updates, from gradients and weights that are "
+        "copied there and back.\n";
+  }
   if (placement.model == Place::File) {
     text += "\nWeights and gradients are in files. An operator's weights come into memory when it runs.\n";
   }
@@ -125,6 +130,7 @@ std::string StepPlan::verdict() const {
   const char* const files = placement.model == Place::File
                                 ? " Weights, gradients and the optimizer's state go to files."
                             : placement.state == Place::File ? " The optimizer's state goes to a file."
+                            : placement.state == Place::Host ? " The optimizer's state goes to the host's memory."
                                                              : "";
   return verdict_on_activations() + files;
 }
@@ -136,8 +142,8 @@ std::string StepPlan::verdict_on_activations() const {
                        activations ? ", and " + way_of(*activations) + " of the rest" : "");
   }
   if (choice.micro_batches == 1 && !activations) {
-    return placement.state == Place::File ? "Keep all activations, and take the batch at once."
-                                          : "It fits as it is: keep everything, and take the batch at once.";
+    return placement.state != Place::Memory ? "Keep all activations, and take the batch at once."
+                                            : "It fits as it is: keep everything, and take the batch at once.";
   }
   if (!activations) {
     return fmt::format("Accumulate: {}, with everything kept.", cut);
@@ -156,6 +162,7 @@ std::string StepPlan::to_json() const {
                                                      {"choice", Json::parse(planner_choice(choice).to_json())},
                                                      {"slices", slices},
                                                      {"state_in_file", placement.state == Place::File},
+                                                     {"state_on_host", placement.state == Place::Host},
                                                      {"model_in_file", placement.model == Place::File},
                                                      {"bytes", json_of(bytes)},
                                                      {"considered", considered}});
@@ -167,11 +174,12 @@ std::string StepPlan::to_json() const {
 
 StepPlan StepPlan::from_json(std::string_view text) {
   return detail::read_versioned_json(kStepPlanJson, text, [](const Json& json) {
-    const auto place = [&](const char* key) { return json.value(key, false) ? Place::File : Place::Memory; };
+    const auto is = [&](const char* key) { return json.value(key, false); };
+    const Place state = is("state_in_file") ? Place::File : is("state_on_host") ? Place::Host : Place::Memory;
     StepPlan plan{.budget_bytes = detail::whole_number<int64_t>(json.at("budget_bytes")),
                   .choice = detail::step_choice(plan::Choice::from_json(json.at("choice").dump())),
                   .slices = json.value("slices", int64_t{1}),
-                  .placement = {.state = place("state_in_file"), .model = place("model_in_file")},
+                  .placement = {.state = state, .model = is("model_in_file") ? Place::File : Place::Memory},
                   .considered = json.at("considered").get<std::string>()};
     if (json.contains("bytes")) {
       plan.bytes = bytes_from(json.at("bytes"));

@@ -22,7 +22,8 @@
 // Consequences:
 // - A step that needs more bytes than the plan has counted, or smaller micro-batches for another rank, makes a plan
 //   outdated, not useless: the choice is made again from the trials so far. If nothing fits, new trials are made.
-// - State and weights that a plan has put into files stay in files for later plans. Otherwise batches of different
+// - State and weights that a plan has put into files or on the host stay there for later plans. Otherwise batches of
+// different
 //   sizes would move the state and weights back and forth.
 // - A step that fails is treated by the table in plan_life.h. The plan and the choices from before the first repetition
 //   are kept, and return if the step is not made in spite of all repetitions.
@@ -221,8 +222,8 @@ std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, 
     }
     return std::nullopt;
   }
-  if (stays_.state == Place::File) {
-    known.trials.keep_state_in_file();
+  if (stays_.state != Place::Memory) {
+    known.trials.keep_state_outside();
   }
   known.trials.run(step, choices_.find(step));
   if (!is_last_way && !known.trials.has_found()) {
@@ -249,8 +250,8 @@ bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step)
 
 void StepPlanner::choose(Known& known, const StepToPlan& step) {
   const int64_t same = known.trials.counts().left_free > 0 ? known.plan.choice.items : 0;
-  if (stays_.state == Place::File) {
-    known.trials.keep_state_in_file();
+  if (stays_.state != Place::Memory) {
+    known.trials.keep_state_outside();
   }
   known.plan = known.trials.choose(step, choices_.find(step), same);
   known.is_stale = false;

@@ -23,6 +23,9 @@ class StepPlanner {
   StepPlanner(const StepPlanner&) = delete;  // plans refer to the limits
   StepPlanner& operator=(const StepPlanner&) = delete;
 
+  /// The state is in no plan in the device's memory.
+  void keep_state_outside() { stays_.state = limits_.device.is_cpu() ? Place::File : Place::Host; }
+
   /// The plan for a step: an earlier plan if one serves, otherwise a new plan. Null within a window, if nothing can be
   /// tried. Throws BudgetExceeded, with the smallest budget found, if nothing fits.
   const StepPlan* plan(const StepToPlan& step);

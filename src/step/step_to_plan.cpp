@@ -46,7 +46,7 @@ uint32_t modes_of(const torch::nn::Module& model, const PrecisionRegions* region
 
 StepMemory StepCounts::memory(Placement placement) const {
   StepMemory memory{.fixed = fixed_bytes + effect_bytes, .gradients = gradient_bytes, .workspace = optimizer_bytes};
-  if (placement.state == Place::File) {
+  if (placement.state != Place::Memory) {
     memory.fixed -= std::max<int64_t>(0, state_in_file.saved() - idle_state_bytes);
     memory.workspace = state_in_file.workspace;
   }

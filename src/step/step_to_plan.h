@@ -64,7 +64,8 @@ class TrialRunner {
   virtual std::string described() const = 0;
 };
 
-/// The bytes of a part of a step in a file, instead of in memory. Zeros: the part cannot leave memory.
+/// The bytes of a part of a step in a file or on the host, instead of in the device's memory. Zeros: the part cannot
+/// leave memory.
 struct PartInFile {
   int64_t moved = 0;      ///< not in memory any more
   int64_t beside = 0;     ///< in memory all the time instead: a window, and tensors too small for a file
@@ -92,7 +93,7 @@ struct StepCounts {
   int64_t fixed_bytes = 0;              ///< alive all the time: everything but gradients and activations
   int64_t gradient_bytes = 0;           ///< of all gradients
   int64_t optimizer_bytes = 0;          ///< workspace of the optimizer's part
-  PartInFile state_in_file = {};        ///< the optimizer's state in a file instead
+  PartInFile state_in_file = {};        ///< the optimizer's state in a file, or on the host, instead
   PartInFile model_in_file = {};        ///< weights, large buffers and gradients in files instead
 
   // Counts that trials show:

@@ -8,6 +8,7 @@
 //   recompute  fewer activations; some operators run again in backward
 //   offload    activations go to a file or to host memory, and come back
 //   files      optimizer state, or state, weights and gradients, in files; an update streams the state
+//   host       optimizer state of a device in the host's memory; an update streams gradients and weights
 //   slices     fewer activations inside snug::sliced; gradients differ by rounding, so slices are the last means
 //
 // Recompute and offload need a choice for every tensor, and planner/solver has a solver for the choice. Split, files
@@ -19,7 +20,7 @@
 //      its half, and so on (planner/extrapolate). The parts are run once more, with gradients beside them as a step in
 //      micro-batches has, unless the plan of the whole batch is nearly as fast as no plan.
 //   3. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
-//      (plan::search), with the optimizer's state in memory and with the state in a file. StepPlanner decides about
+//      (plan::search), with the optimizer's state in memory and with the state outside. StepPlanner decides about
 //      weights and gradients in files.
 //   4. Take the fastest step of all. If its micro-batch is only predicted, run the micro-batch once under its plan. The
 //      run gives the micro-batch a profile of its own. Go back to 3 with the profile.
@@ -132,7 +133,7 @@ StepTrials::StepTrials(StepKind kind, const StepCounts& counts, const PlanLimits
       kind_(std::move(kind)),
       counts_(counts),
       placement_{.model = model},
-      state_must_be_in_file_(model == Place::File) {}
+      state_must_be_outside_(model == Place::File) {}
 
 StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, Place model)
     : StepTrials(step.kind, step.counts, limits, model) {
@@ -462,19 +463,30 @@ void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
 
 // --- choosing
 
-// The state's place. A file must be faster by more than measured times can tell. If nothing fits in either place, the
+// The state's place. Outside must be faster by more than measured times can tell. If nothing fits in either place, the
 // place that asks for less.
 StepTrials::Found StepTrials::search(int64_t only) const {
   const Placement in_memory_at = with_state(Place::Memory), farthest = with_state(farthest_state());
-  if (state_must_be_in_file_ || farthest.state == Place::Memory) {
+  if (state_must_be_outside_ || farthest.state == Place::Memory) {
     return {search_with(only, farthest), farthest, std::nullopt};
   }
-  plan::Search memory = search_with(only, in_memory_at), file = search_with(only, farthest);
-  const bool in_file = memory.choice && file.choice   ? plan::kApart * file.choice->seconds < memory.choice->seconds
-                       : memory.choice || file.choice ? file.choice.has_value()
-                                                      : file.smallest_feasible_bytes < memory.smallest_feasible_bytes;
-  return in_file ? Found{std::move(file), farthest, std::move(memory)}
-                 : Found{std::move(memory), in_memory_at, std::move(file)};
+  plan::Search memory = search_with(only, in_memory_at), away = search_with(only, farthest);
+  const bool leaves = memory.choice && away.choice   ? plan::kApart * away.choice->seconds < memory.choice->seconds
+                      : memory.choice || away.choice ? away.choice.has_value()
+                                                     : away.smallest_feasible_bytes < memory.smallest_feasible_bytes;
+  return leaves ? Found{std::move(away), farthest, std::move(memory)}
+                : Found{std::move(memory), in_memory_at, std::move(away)};
+}
+
+// The time of a step's transfers: of the state to a file and back, or of gradients and weights to the host, and of
+// weights back. The update itself runs beside the transfers, and is not counted.
+double StepTrials::state_seconds(Placement placement) const {
+  if (placement.state == Place::Memory || counts_.state_in_file.moved == 0) {
+    return 0;
+  }
+  const bool on_host = placement.state == Place::Host;
+  const int64_t back = on_host ? counts_.gradient_bytes : counts_.state_in_file.moved;  // gradients are like weights
+  return limits_->link.out_seconds(on_host ? 2 * back : back) + limits_->link.back_seconds(back);
 }
 
 // Searches all micro-batches that were tried and are not too large for other ranks, or only micro-batches of `only`
@@ -596,20 +608,21 @@ std::string StepTrials::told_of_state(const Found& found) const {
   if (!counts_.state_in_file.can_leave()) {
     return {};
   }
-  const bool in_file = found.placement.state == Place::File;
+  const bool is_outside = found.placement.state != Place::Memory;
+  const std::string_view outside_is = outside() == Place::Host ? "on the host" : "in a file";
   std::string elsewhere =
       found.placement.model == Place::File ? "so are weights and gradients" : "an earlier plan had it there";
   if (found.elsewhere) {
-    const std::string_view where = in_file ? "in memory" : "in a file";
+    const std::string_view where = is_outside ? "in memory" : outside_is;
     const auto& other = found.elsewhere->choice;
     elsewhere = other ? fmt::format("{} a step takes {:.3f} ms", where, 1e3 * other->seconds)
                       : fmt::format("nothing fits {}", where);
   }
   return fmt::format(
       "The optimizer's state, {}, is {}; {}.\n", Bytes(counts_.state_in_file.moved).str(),
-      in_file ? fmt::format("in a file, which takes {:.3f} ms of a step and a workspace of {}",
-                            1e3 * state_seconds(found.placement), Bytes(counts_.state_in_file.workspace).str())
-              : "in memory",
+      is_outside ? fmt::format("{}, which takes {:.3f} ms of a step and a workspace of {}", outside_is,
+                               1e3 * state_seconds(found.placement), Bytes(counts_.state_in_file.workspace).str())
+                 : "in memory",
       elsewhere);
 }
 

@@ -35,8 +35,8 @@ class StepTrials {
   const StepKind& kind() const { return kind_; }
   /// The bytes and items that plans count with.
   const StepCounts& counts() const { return counts_; }
-  /// The placement during trials: the state is in a file if possible, because trials have most room then.
-  Placement while_trying() const { return {.state = Place::File, .model = placement_.model}; }
+  /// The placement during trials: the state is outside if possible, because trials have most room then.
+  Placement while_trying() const { return with_state(outside()); }
   /// Every operator of the micro-batch, all results kept as in `choice`.
   ActivationPlan recorded(const StepChoice& choice) const;
   void set_at_most(int64_t items) { counts_.at_most = items; }
@@ -45,8 +45,8 @@ class StepTrials {
   bool leave_more_free();
   /// Plans leave so many bytes free.
   void leave_free(int64_t bytes) { counts_.left_free = bytes; }
-  /// From here on the state is in a file, even if memory is faster.
-  void keep_state_in_file() { state_must_be_in_file_ = true; }
+  /// From here on the state is outside, even if memory is faster.
+  void keep_state_outside() { state_must_be_outside_ = true; }
 
   /// Bytes that the step takes beyond the count of earlier plans.
   int64_t more_than_before(const StepToPlan& step) const {
@@ -160,12 +160,10 @@ class StepTrials {
   // The bytes for the activations of a micro-batch.
   int64_t room(int64_t items) const { return limits_->budget - counts_.left_free - bytes_beside(items, placement_); }
   Placement with_state(Place state) const { return {.state = state, .model = placement_.model}; }
-  Place nearest_state() const { return state_must_be_in_file_ ? farthest_state() : Place::Memory; }
-  Place farthest_state() const { return counts_.state_in_file.can_leave() ? Place::File : Place::Memory; }
-  double state_seconds(Placement placement) const {
-    const int64_t moved = placement.state == Place::File ? counts_.state_in_file.moved : 0;
-    return moved > 0 ? limits_->link.out_seconds(moved) + limits_->link.back_seconds(moved) : 0;
-  }
+  Place outside() const { return limits_->device.is_cpu() ? Place::File : Place::Host; }
+  Place nearest_state() const { return state_must_be_outside_ ? farthest_state() : Place::Memory; }
+  Place farthest_state() const { return counts_.state_in_file.can_leave() ? outside() : Place::Memory; }
+  double state_seconds(Placement placement) const;
   // Bytes alive beside the activations of one micro-batch.
   int64_t bytes_beside(int64_t items, Placement placement) const {
     const StepMemory memory = counts_.memory(placement);
@@ -176,7 +174,7 @@ class StepTrials {
   StepKind kind_;
   StepCounts counts_;
   Placement placement_;  // of the last plan
-  bool state_must_be_in_file_ = false;
+  bool state_must_be_outside_ = false;
   bool trusts_idle_state_ = true;
   std::map<int64_t, Tried> tried_;  // by items
   std::string pinned_by_;           // why the batch is not cut

@@ -669,14 +669,14 @@ class Stepper::Impl {
               .is_within_window = is_within_window()};
     }
     bool is_within_window() const { return stepper_.window_.size() > 0; }
-    // Counts as if nothing were in files. Gradients for masters do not go through buckets.
+    // Counts as if nothing were in files or on the host. Gradients for masters do not go through buckets.
     int64_t fixed_bytes() const override {
       const detail::StatePlace& state = stepper_.budget_.state_place();
       const detail::ModelPlace& model = stepper_.budget_.model_place();
       const int64_t buckets = stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_->bucket_bytes();
       return live_bytes(stepper_.device()).count() - stepper_.budget_.journal().bytes() -
              (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) + state_bytes_ +
-             stepper_.budget_.own_bytes() + buckets + (state.place() == Place::File ? state.bytes().saved() : 0) +
+             stepper_.budget_.own_bytes() + buckets + (state.place() != Place::Memory ? state.bytes().saved() : 0) +
              (model.place() == Place::File ? model.bytes().saved() : 0);
     }
     detail::EffectJournal& journal() override { return stepper_.budget_.journal(); }

@@ -26,6 +26,7 @@
 #include "src/core/spill_disk.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/optimizer_kinds.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"
@@ -44,73 +45,19 @@ using testing::FileSizeLimit;
 using testing::for_each_failing_allocation;
 using ::testing::HasSubstr;
 using testing::is_in_file;
+using testing::Kind;
+using testing::kind;
+using testing::kinds;
+using testing::parameters_for;
 using testing::same_bits;
 using testing::set_gradients;
 using testing::TemporaryFolder;
 using testing::tensors_in;
 using testing::train;
+using testing::Training;
 using torch::Tensor;
 
 const Bytes kSmallWindow(192 << 10);  // so that parameters of 100,000 elements are cut into many pieces
-
-struct Kind {
-  std::string name;
-  torch::ScalarType dtype;
-  std::function<std::unique_ptr<FusedOptimizer>(const std::vector<Tensor>&)> make;
-};
-
-template <class Optimizer, class Options>
-Kind kind(std::string name, Options options, torch::ScalarType dtype = torch::kFloat) {
-  return {std::move(name), dtype, [options](const std::vector<Tensor>& parameters) {
-            return std::make_unique<Optimizer>(parameters, options);
-          }};
-}
-
-std::vector<Kind> kinds() {
-  return {kind<AdamW>("AdamW", AdamWOptions{.lr = 0.01, .weight_decay = 0.1}),
-          kind<AdamW>("AdamWInFp64", AdamWOptions{.lr = 0.01}, torch::kDouble),
-          kind<AdamW>("AdamWWithMasters", AdamWOptions{.lr = 0.01, .master_weights = true}, torch::kBFloat16),
-          kind<AdamW>("AdamWWithFp16Masters", AdamWOptions{.lr = 0.01, .master_weights = true}, torch::kHalf),
-          kind<AdamW>("AdamWRoundingAtRandom", AdamWOptions{.lr = 0.01, .stochastic_rounding = true}, torch::kBFloat16),
-          kind<Adam>("Adam", AdamOptions{.lr = 0.01, .weight_decay = 0.1}),
-          kind<SGD>("SGD", SGDOptions{.lr = 0.01}),
-          kind<SGD>("SGDWithMomentum", SGDOptions{.lr = 0.01, .momentum = 0.9, .nesterov = true}),
-          kind<SGD>("SGDWithDampening", SGDOptions{.lr = 0.01, .momentum = 0.9, .dampening = 0.5}),
-          kind<AdamW8bit>("AdamW8bit", AdamW8bitOptions{.lr = 0.01}),
-          kind<AdamW8bit>("AdamW8bitInBf16", AdamW8bitOptions{.lr = 0.01, .split_weights = true}, torch::kBFloat16)};
-}
-
-// Cut ones and small ones, a scalar, one without elements, and one whose memory is not in the order of its dimensions.
-std::vector<Tensor> parameters_for(const Kind& kind) {
-  torch::manual_seed(3);
-  std::vector<Tensor> parameters{torch::randn({100'003}), torch::randn({7}),   torch::randn({3, 33'000}),
-                                 torch::randn({}),        torch::randn({0}),   torch::randn({64, 65}),
-                                 torch::randn({64}),      torch::randn({4097})};
-  if (kind.name.rfind("AdamW8bit", 0) != 0) {
-    parameters.push_back(torch::randn({4, 32, 20, 21}).contiguous(torch::MemoryFormat::ChannelsLast));
-  }
-  for (Tensor& parameter : parameters) {
-    parameter = parameter.to(kind.dtype).requires_grad_();
-  }
-  return parameters;
-}
-
-struct Training {
-  std::vector<Tensor> parameters;
-  std::unique_ptr<FusedOptimizer> optimizer;
-
-  explicit Training(const Kind& kind) : parameters(parameters_for(kind)), optimizer(kind.make(parameters)) {}
-  Training(const Kind& kind, const StateFile& file) : Training(kind) { optimizer->keep_state_in(file); }
-
-  void steps(uint64_t first, uint64_t last) { train(*optimizer, parameters, first, last); }
-  // Parameters and state.
-  std::vector<Tensor> all() const {
-    auto tensors = clones_of(parameters);
-    const auto state = tensors_in(optimizer->state_dict());
-    tensors.insert(tensors.end(), state.begin(), state.end());
-    return tensors;
-  }
-};
 
 class StateInFile : public ::testing::TestWithParam<Kind> {
  protected:
@@ -374,7 +321,7 @@ const Kind kAdamW = kinds().front();
 
 TEST(StateInFileOfAdamW, IsUnchangedIfTheDiskIsFull) {
   const TemporaryFolder folder;
-  Training memory(kAdamW), outside(kAdamW, {.directory = folder.path(), .window = kSmallWindow});
+  Training memory(kAdamW), outside(kAdamW, StateFile{.directory = folder.path(), .window = kSmallWindow});
   const auto before = outside.all();
   set_gradients(outside.parameters, 1);
   {
@@ -413,7 +360,7 @@ TEST(StateInFileOfAdamW, NoticesBytesThatTheDiskHasLost) {
 
 TEST(StateInFileOfAdamW, LiesInSnapshotsWithoutTakingMemory) {
   const TemporaryFolder folder;
-  Training memory(kAdamW), outside(kAdamW, {.directory = folder.path(), .window = kSmallWindow});
+  Training memory(kAdamW), outside(kAdamW, StateFile{.directory = folder.path(), .window = kSmallWindow});
   memory.steps(1, 2);
   outside.steps(1, 2);
   SnapshotStore snapshots(folder / "snapshots");
@@ -457,7 +404,7 @@ TEST(StateInFileOfSGD, GetsABufferWhenMomentumComesLater) {
   for (const double dampening : {0.0, 0.5}) {
     const TemporaryFolder folder;
     const Kind sgd = kind<SGD>("SGD", SGDOptions{.lr = 0.01});
-    Training memory(sgd), outside(sgd, {.directory = folder.path(), .window = kSmallWindow});
+    Training memory(sgd), outside(sgd, StateFile{.directory = folder.path(), .window = kSmallWindow});
     for (Training* training : {&memory, &outside}) {
       training->steps(1, 2);
       static_cast<torch::optim::SGDOptions&>(training->optimizer->param_groups()[0].options())
@@ -535,7 +482,7 @@ TEST(StateInFileDeathTest, AKilledUpdateIsResumedFromTheSnapshotWithTheSameBits)
   expected.steps(1, 5);
   for (const int call : calls) {
     const auto at = *folder / std::to_string(call);
-    Training resumed(kAdamW, {.directory = at, .window = kSmallWindow});
+    Training resumed(kAdamW, StateFile{.directory = at, .window = kSmallWindow});
     ASSERT_EQ(SnapshotStore(at / "snapshots").load_latest(parts_of(resumed)), 2) << "call " << call;
     resumed.steps(3, 5);
     EXPECT_TRUE(same_bits(resumed.all(), expected.all())) << "call " << call;

@@ -40,7 +40,8 @@ inline std::vector<torch::Tensor> large_parameters() {
 inline void set_gradients(const std::vector<torch::Tensor>& parameters, uint64_t seed, double factor = 1) {
   torch::manual_seed(seed);
   for (const torch::Tensor& parameter : parameters) {
-    parameter.mutable_grad() = (torch::randn(parameter.sizes()) * factor).to(parameter.scalar_type());
+    parameter.mutable_grad() =
+        (torch::randn(parameter.sizes()) * factor).to(parameter.scalar_type()).to(parameter.device());
   }
 }
 

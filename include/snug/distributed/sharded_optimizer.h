@@ -80,6 +80,7 @@ class ShardedOptimizer final : public torch::optim::Optimizer,
   /// With StateFile, this rank's share goes to a file of its own.
   bool keep_state_in(const StatePlacement& place) override;
   StatePlacement state_placement() const override;
+  bool may_stay_on_device() const override;
   MovableState::PlacementBytes bytes_with_state_in(const StatePlacement& place) const override;
   bool before_writing(std::function<void()> hook) override;
   bool agrees_across_ranks() const override { return true; }

@@ -1,0 +1,170 @@
+// A Stepper whose plans may put the state of its optimizer on the host, for a model on an accelerator.
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <variant>
+
+#include <c10/util/ScopeExit.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/stepper.h"
+#include "tests/accelerator/planned_on_device.h"
+#include "tests/support/failing_allocations.h"
+#include "tests/support/small_models.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/tensors.h"
+
+namespace snug::stepper_state_on_host_test {
+namespace {
+
+using ::testing::AllOf;
+using testing::bits_of;
+using testing::FailingAllocation;
+using ::testing::HasSubstr;
+using torch::Tensor;
+using namespace testing::planned_on_device;
+
+// 2.3 MiB of weights, as much of gradients, and twice that of AdamW's state. Activations of 16 items are small.
+nn::Sequential wide(c10::Device where = device()) {
+  auto model = testing::make_mlp({32, 512, 512, 32});
+  testing::move_to(*model, where);
+  return model;
+}
+const int64_t kState = 2 * 4 * (32 * 512 + 512 + 512 * 512 + 512 + 512 * 32 + 32);
+
+// Above what is alive: too little for the state beside weights and gradients.
+Bytes tight() { return Bytes(live() + 5 * kState / 4); }
+
+StepperOptions options(Bytes budget) {
+  return {.micro_batch = 16, .budget = {.memory = budget, .offload = std::filesystem::path()}};
+}
+
+bool is_on_host(const FusedOptimizer& optimizer) {
+  return std::holds_alternative<StateOnHost>(optimizer.state_placement());
+}
+
+std::string plain_training(const Batch& batch, int steps) {
+  PlannedTraining plain({}, wide());
+  for (int step = 0; step < steps; ++step) {
+    plain.step(batch);
+  }
+  return bits_of(plain.state());
+}
+
+// The simulated accelerator has the CPU's kernels.
+class StepperStateOnHost : public ::testing::Test {
+  void SetUp() override { SNUG_SKIP_UNLESS_SIMULATED(); }
+};
+
+TEST_F(StepperStateOnHost, TrainsWhatFitsOnlySoWithThePredictedPeak) {
+  const Batch batch = device_batch(16);
+  const std::string expected = plain_training(batch, 5);
+  const int64_t before = live();
+  PlannedTraining outside(options(tight()), wide());
+  for (int step = 0; step < 5; ++step) {
+    const StepResult result = outside.step(batch);
+    const int64_t predicted = outside.stepper.plan()->choice.peak_bytes;
+    EXPECT_LE(result.peak_bytes, predicted);
+    EXPECT_GT(result.peak_bytes, predicted - (48 << 10)) << "room for scalars, which are not all alive at the peak";
+    EXPECT_EQ(result.step_downs, 0);
+  }
+  EXPECT_TRUE(is_on_host(outside.optimizer));
+  EXPECT_LT(live() - before, kState * 5 / 4) << "weights and gradients";
+  EXPECT_TRUE(bits_of(outside.state()) == expected);
+  const StepPlan plan = *outside.stepper.plan();
+  EXPECT_EQ(plan.placement, (Placement{.state = Place::Host}));
+  EXPECT_GE(plan.bytes.optimizer_state.outside, kState);
+  EXPECT_EQ(plan.bytes.optimizer_state.in_memory, 0);
+  EXPECT_THAT(plan.explain(), AllOf(HasSubstr("on the host"), HasSubstr("nothing fits in memory")));
+  EXPECT_THAT(plan.verdict(), HasSubstr("state goes to the host's memory"));
+  EXPECT_EQ(StepPlan::from_json(plan.to_json()).placement, plan.placement);
+}
+
+TEST_F(StepperStateOnHost, StaysInMemoryWhereEverythingFits) {
+  const Batch batch = device_batch(16);
+  const std::string expected = plain_training(batch, 3);
+  PlannedTraining run(options(Bytes(live() + 4 * kState)), wide());
+  for (int step = 0; step < 3; ++step) {
+    run.step(batch);
+  }
+  EXPECT_FALSE(is_on_host(run.optimizer));
+  EXPECT_EQ(run.stepper.plan()->placement, Placement());
+  EXPECT_TRUE(bits_of(run.state()) == expected);
+}
+
+TEST_F(StepperStateOnHost, IsInPlansThatAreReadBack) {
+  const testing::TemporaryFolder plans;
+  const Batch batch = device_batch(16);
+  for (const bool is_read : {false, true}) {
+    StepperOptions with = options(tight());
+    with.budget.plan_folder = plans.path();
+    PlannedTraining training(with, wide());
+    training.step(batch);
+    EXPECT_EQ(training.calls == 1, is_read) << "nothing is tried";
+    EXPECT_EQ(training.stepper.plan()->placement.state, Place::Host);
+    EXPECT_TRUE(is_on_host(training.optimizer));
+  }
+}
+
+// In memory of the device, and in page-locked memory of the host.
+TEST_F(StepperStateOnHost, MakesTheStepOrLeavesEverythingWhicheverAllocationIsRefused) {
+  const Batch batch = device_batch(16);
+  const std::string before = plain_training(batch, 1), after = plain_training(batch, 2);
+  int refused = 0;
+  const auto try_step = [&](const std::function<void(PlannedTraining&)>& step) {
+    PlannedTraining run(options(tight()), wide());
+    run.step(batch);
+    ASSERT_TRUE(is_on_host(run.optimizer));
+    try {
+      step(run);
+    } catch (const Error&) {  // BudgetExceeded
+      ++refused;
+      ASSERT_TRUE(bits_of(run.state()) == before);
+      run.step(batch);
+    } catch (const c10::OutOfMemoryError&) {
+      ++refused;
+      ASSERT_TRUE(bits_of(run.state()) == before);
+      run.step(batch);
+    }
+    ASSERT_TRUE(bits_of(run.state()) == after);
+  };
+  testing::for_each_failing_allocation({.is_thinned = true, .device = device().type()},
+                                       [&](FailingAllocation& allocation) {
+                                         try_step([&](PlannedTraining& run) {
+                                           allocation.arm();
+                                           const auto disarm = c10::make_scope_exit([&] { allocation.disarm(); });
+                                           run.step(batch);
+                                         });
+                                       });
+  try_step([&](PlannedTraining& run) {
+    sim_device::fail_pinned_after(1);
+    run.step(batch);
+  });
+  EXPECT_EQ(sim_device::fail_pinned_after(0), 0);
+}
+
+// Its kernel runs on the CPU only, so its state is never in memory, however large the budget is.
+TEST_F(StepperStateOnHost, ComesToAdamW8bit) {
+  const Batch here = testing::planned::make_batch(16), there = device_batch(16);
+  const auto train = [](nn::Sequential model, const Batch& batch, const StepperOptions& with) {
+    AdamW8bit optimizer(model->parameters(), {.lr = 0.01});
+    Stepper stepper(model, optimizer, with);
+    for (int step = 0; step < 3; ++step) {
+      stepper.step(batch, [&](const Batch& micro) {
+        return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+      });
+    }
+    EXPECT_EQ(is_on_host(optimizer), !model->parameters()[0].is_cpu());
+    return bits_of(model->parameters());
+  };
+  const std::string expected = train(wide(torch::kCPU), here, {.micro_batch = 16});
+  EXPECT_TRUE(train(wide(), there, options(Bytes(live() + 4 * kState))) == expected);
+}
+
+}  // namespace
+}  // namespace snug::stepper_state_on_host_test
