@@ -67,19 +67,15 @@ struct FusedOptimizer::StateOutside::Block {
 };
 
 // The copies of a block between a device and the window. `in`: gradients and parameters, before the block's update.
-// `out`: new values. All copies run in the order of the device's current stream, and the host waits for `in` alone.
+// `out`: new values. All copies run in the order of the device's current stream.
 class FusedOptimizer::StateOutside::DeviceCopies {
  public:
   std::vector<std::pair<at::Tensor, at::Tensor>> in, out;  // to, from
 
-  /// `before`: the copies of the block that had the same memory, which may be another device's; or null.
-  void begin(DeviceCopies* before) {
+  void begin() {
     if (!in.empty()) {
       const c10::Device device = in.front().second.device();
       stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-      if (before != nullptr && before->done_) {
-        before->done_->block(*stream_);
-      }
       make(in);
     }
   }
@@ -356,11 +352,11 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
          first_values, next.parts, (*copies)[b]);
     std::vector<at::Tensor> pieces = work.parameters;  // parameters may lie in files, too
     pieces.insert(pieces.end(), work.gradients.begin(), work.gradients.end());
-    next.update = [b, copies, has_file = disk_.has_value(), first_values = std::move(first_values),
-                   write = prepare(work), states = work.states, pieces] {
+    next.update = [b, copies, first_values = std::move(first_values), write = prepare(work), states = work.states,
+                   pieces] {
       // The copies to the next block's memory run while this block is updated.
       for (size_t begun = b == 0 ? 0 : b + 1; begun < std::min(b + 2, copies->size()); ++begun) {
-        (*copies)[begun].begin(begun < kInMemory ? nullptr : &(*copies)[begun - kInMemory]);
+        (*copies)[begun].begin();
       }
       (*copies)[b].wait();
       for (const auto& [to, from] : first_values) {
@@ -371,8 +367,8 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
       }
       write();
       (*copies)[b].end();
-      if (has_file && b > 0) {
-        (*copies)[b - 1].wait();  // the file is read into the memory of block b - 1 next
+      if (b > 0) {
+        (*copies)[b - 1].wait();  // the next user of the memory may be another device, or a file
       }
       std::for_each(pieces.begin(), pieces.end(), detail::let_go_of_pages);
     };

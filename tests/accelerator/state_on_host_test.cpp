@@ -290,6 +290,40 @@ TEST(StateOnHostOfAcceleratorOfAdamW, TakesParametersOnSeveralDevices) {
   }
 }
 
+// Blocks of one parameter each. The first block, the CPU's and the last block have the same memory, and the CPU's block
+// has no copies.
+TEST(StateOnHostOfAcceleratorOfAdamW, WaitsForTheMemoryAcrossABlockOfTheCpu) {
+  if (sim_device::is_present()) {
+    const sim_device::LazyStreams lazy;
+    const std::vector<std::vector<c10::Device>> places = {
+        {sim_device::device(0)},
+        {sim_device::device(1), sim_device::device(1)},
+        {torch::kCPU, sim_device::device(1), sim_device::device(1), sim_device::device(1)}};
+    const auto train = [&](bool is_on_cpu) {
+      torch::manual_seed(3);
+      std::vector<Tensor> parameters;
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      for (const auto& devices : places) {
+        std::vector<Tensor> group;
+        for (const c10::Device device : devices) {
+          group.push_back(torch::randn({8000}).to(is_on_cpu ? torch::kCPU : device).requires_grad_());
+        }
+        parameters.insert(parameters.end(), group.begin(), group.end());
+        groups.emplace_back(group);
+      }
+      AdamW optimizer(groups, {.lr = 0.01});
+      optimizer.keep_state_in(kOnHost);
+      testing::train(optimizer, parameters, 1, 3);
+      std::vector<Tensor> result;
+      for (const Tensor& parameter : parameters) {
+        result.push_back(parameter.detach().cpu());
+      }
+      return result;
+    };
+    EXPECT_TRUE(same_bits(train(/*is_on_cpu=*/false), train(/*is_on_cpu=*/true)));
+  }
+}
+
 TEST(StateOnHostOfAcceleratorOfAdamW8bit, IsNamedWhereTheStateIsOnTheDevice) {
   const Tensor parameter = testing::leaf({5000});
   parameter.mutable_grad() = torch::ones_like(parameter);
