@@ -324,6 +324,25 @@ TEST(StateOnHostOfAcceleratorOfAdamW, WaitsForTheMemoryAcrossABlockOfTheCpu) {
   }
 }
 
+TEST(StateOnHostOfAcceleratorOfSGD, GetsABufferWhenMomentumComesLater) {
+  const Kind sgd = testing::kind<SGD>("SGD", SGDOptions{.lr = 0.01});
+  const auto begin = [](Training& training) {
+    training.steps(1, 2);
+    static_cast<torch::optim::SGDOptions&>(training.optimizer->param_groups()[0].options()).momentum(0.9);
+  };
+  Training cpu(sgd);
+  begin(cpu);
+  cpu.steps(3, 4);
+  for_each_failing_allocation({.is_thinned = true}, [&](FailingAllocation& allocation) {
+    Training there(sgd, kOnHost, accelerator());
+    begin(there);
+    set_gradients(there.parameters, 3);
+    const bool failed = allocation.stops<std::exception>([&] { there.optimizer->step(); });
+    there.steps(failed ? 3 : 4, 4);
+    ASSERT_TRUE(same_bits(there.all(), cpu.all()));
+  });
+}
+
 TEST(StateOnHostOfAcceleratorOfAdamW8bit, IsNamedWhereTheStateIsOnTheDevice) {
   const Tensor parameter = testing::leaf({5000});
   parameter.mutable_grad() = torch::ones_like(parameter);
