@@ -11,6 +11,8 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
+#include "snug/state.h"
+#include "src/core/first_line.h"
 #include "src/precision/low_precision.h"
 
 namespace snug {
@@ -44,6 +46,23 @@ size_t number_of(int64_t begin, int64_t piece) { return static_cast<size_t>(begi
 at::Tensor elements_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
   const bool is_whole = begin == 0 && end == tensor.numel() && tensor.is_contiguous();
   return is_whole ? tensor : tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
+}
+
+// Makes `call`, which allocates memory of the host. If parameters are on a device, a lack of the host's memory is no
+// lack of the budget's memory, and no other plan of a Stepper is a cure.
+template <class Call>
+auto on_host(bool is_for_device, const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    if (!is_for_device || !is_out_of_memory(error)) {
+      throw;
+    }
+    throw Error(
+        fmt::format("keep_state_in: the host has too little memory for the optimizer's state and its window: {}; free "
+                    "memory of the host, give a smaller window, or give a StateFile",
+                    detail::first_line(error)));
+  }
 }
 
 void check(const std::string& failure) {
@@ -162,7 +181,9 @@ void FusedOptimizer::StateOutside::place(ParameterState& state) {
   }
   for (auto& [name, tensor] : state.tensors) {
     if (tensor.is_meta() && !(disk_ && tensor.dim() > 0)) {
-      tensor = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU)).zero_();
+      tensor = on_host(!state.device.is_cpu(), [&one = tensor] {
+        return at::empty_strided(one.sizes(), one.strides(), one.options().device(at::kCPU)).zero_();
+      });
     }
   }
   state.piece = piece;
@@ -178,9 +199,10 @@ void FusedOptimizer::StateOutside::write(ParameterState& state, std::string_view
   }
   const bool is_laid_out =
       value.is_cpu() && (value.strides() == like.strides() || (value.is_contiguous() && like.is_contiguous()));
-  const at::Tensor from =
-      is_laid_out ? value
-                  : at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU)).copy_(value);
+  const auto laid_out = [&] {
+    return at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU));
+  };
+  const at::Tensor from = is_laid_out ? value : on_host(!state.device.is_cpu(), laid_out).copy_(value);
   ParameterState::InFile& place = state.in_file.at(name);
   const int64_t all = state.made_for.numel(), bytes = static_cast<int64_t>(like.element_size());
   for (size_t i = 0; i < place.sums.size(); ++i) {
@@ -198,7 +220,9 @@ at::Tensor FusedOptimizer::StateOutside::read(const ParameterState& state, std::
   if (!state.in_file.contains(name)) {
     return like;
   }
-  at::Tensor result = at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU));
+  at::Tensor result = on_host(!state.device.is_cpu(), [&] {
+    return at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU));
+  });
   const ParameterState::InFile& place = state.in_file.at(name);
   const int64_t all = state.made_for.numel(), bytes = static_cast<int64_t>(like.element_size());
   for (size_t i = 0; i < place.sums.size(); ++i) {
@@ -340,8 +364,10 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
   }
   const bool is_pinned = std::ranges::any_of(works, [](const Work& w) { return !w.parameters.front().is_cpu(); });
   Streamed result;
-  result.window = at::empty({static_cast<int64_t>(std::min(kInMemory, blocks.size())) * slot},
-                            at::TensorOptions(at::kByte).pinned_memory(is_pinned));
+  result.window = on_host(is_pinned, [&] {
+    return at::empty({static_cast<int64_t>(std::min(kInMemory, blocks.size())) * slot},
+                     at::TensorOptions(at::kByte).pinned_memory(is_pinned));
+  });
   std::vector<detail::StateBlock> stream;
   const auto copies = std::make_shared<std::vector<DeviceCopies>>(blocks.size());
   for (size_t b = 0; b < blocks.size(); ++b) {
@@ -352,8 +378,8 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
          first_values, next.parts, (*copies)[b]);
     std::vector<at::Tensor> pieces = work.parameters;  // parameters may lie in files, too
     pieces.insert(pieces.end(), work.gradients.begin(), work.gradients.end());
-    next.update = [b, copies, first_values = std::move(first_values), write = prepare(work), states = work.states,
-                   pieces] {
+    next.update = [b, copies, first_values = std::move(first_values),
+                   write = on_host(is_pinned, [&] { return prepare(work); }), states = work.states, pieces] {
       // The copies to the next block's memory run while this block is updated.
       for (size_t begun = b == 0 ? 0 : b + 1; begun < std::min(b + 2, copies->size()); ++begun) {
         (*copies)[begun].begin();
