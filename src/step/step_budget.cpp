@@ -62,6 +62,15 @@ int64_t state_bytes(const torch::optim::Optimizer& optimizer, const PartInFile& 
   return bytes.count() + state_bytes_to_come(optimizer);
 }
 
+// None: the state stays in memory. On a device, an update of a state on the host has the CPU's bits, and each rank
+// plans for itself. So ranks that make the same update each keep their state on the device.
+std::optional<std::filesystem::path> directory_of_state(torch::optim::Optimizer& optimizer,
+                                                        const StepperOptions& options, const StepRanks& ranks,
+                                                        c10::Device device) {
+  const bool may_leave = device.is_cpu() || ranks.is_alone() || capabilities_of(optimizer).update.agrees_across_ranks();
+  return may_leave ? options.budget.offload : std::nullopt;
+}
+
 // None: the model stays in memory. Reasons:
 // - The memory of a device is no file's.
 // - An update of all parameters at once would bring all parameters into memory.
@@ -111,7 +120,7 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
     : ranks_(ranks),
       parameters_(parameters),
       budget_(options.budget.memory),
-      state_place_(optimizer, options.budget.offload, parameters.device()),
+      state_place_(optimizer, directory_of_state(optimizer, options, ranks, parameters.device()), parameters.device()),
       model_place_(model, parameters, directory_of_model(options, state_place_, ranks)),
       model_(model),
       optimizer_(optimizer),
