@@ -661,7 +661,7 @@ class Stepper::Impl {
               .counts = {.batch = batch_,
                          .fixed_bytes = fixed_bytes(),
                          .gradient_bytes = parameters.bytes_of_all_gradients(),
-                         .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
+                         .optimizer_bytes = stepper_.budget_.workspace_bytes(),
                          .state_in_file = stepper_.budget_.state_place().bytes(),
                          .model_in_file = stepper_.budget_.model_place().bytes()},
               .micro_batch = micro_batch,

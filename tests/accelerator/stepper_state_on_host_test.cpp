@@ -3,6 +3,7 @@
 #include <exception>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include <c10/util/ScopeExit.h>
@@ -161,6 +162,39 @@ TEST_F(StepperStateOnHost, KeepsThePlanWhereTheHostHasNoMemory) {
   EXPECT_EQ(run.step(batch).step_downs, 0);
   EXPECT_EQ(run.stepper.plan()->to_json(), plan);
   EXPECT_TRUE(bits_of(run.state()) == plain_training(batch, 2));
+}
+
+TEST_F(StepperStateOnHost, IsNotCountedAsTheDevicesIfTheProgramHasPutItThere) {
+  const Batch batch = device_batch(16);
+  const StepperOptions with{.micro_batch = 16, .budget = {.memory = Bytes(live() + 4 * kState)}};
+  PlannedTraining run(with, wide());
+  run.optimizer.keep_state_in(StateOnHost{});
+  run.step(batch);
+  Stepper again(run.model, run.optimizer, with);
+  again.step(batch, [&](const Batch& micro) { return run.loss_of(micro); });
+  const BytesByKind bytes = again.plan()->bytes;
+  EXPECT_EQ(bytes.optimizer_state.in_memory, 0);
+  EXPECT_GE(bytes.optimizer_state.outside, kState);
+}
+
+// The device's kernels would take a workspace for BF16 weights. The CPU's kernels take none of the device's memory.
+TEST_F(StepperStateOnHost, TakesNoWorkspaceOfTheDeviceIfTheProgramHasPutItThere) {
+  const Batch batch = {device_batch(16)[0].to(torch::kBFloat16), device_batch(16)[1].to(torch::kBFloat16)};
+  const auto peak = [&](const StatePlacement& place) {
+    nn::Sequential model = wide(torch::kCPU);
+    model->to(torch::kBFloat16);
+    testing::move_to(*model, device());
+    AdamW optimizer(model->parameters(), {.lr = 0.01, .master_weights = true});
+    optimizer.keep_state_in(place);
+    const int64_t workspace = optimizer.workspace_bytes();
+    Stepper stepper(model, optimizer, {.micro_batch = 16, .budget = {.memory = Bytes(live() + 8 * kState)}});
+    stepper.step(batch, [&](const Batch& micro) {
+      return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+    });
+    return std::pair(stepper.plan()->choice.peak_bytes, workspace);
+  };
+  const auto [in_memory, workspace] = peak(StateOnDevice());
+  EXPECT_LE(peak(StateOnHost()).first, in_memory - workspace - kState);
 }
 
 // Its kernel runs on the CPU only, so its state is never in memory, however large the budget is.
