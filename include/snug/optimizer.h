@@ -129,7 +129,7 @@ struct StateOnHost {
   /// LibTorch's allocator of page-locked memory may round up to a power of two. An update takes more memory than the
   /// window only if a parameter must stay whole and takes, with the parameter's gradient, more than a third of the
   /// window.
-  Bytes window = Bytes(24 << 20);
+  Bytes window = Bytes(16 << 20);
 
   friend bool operator==(const StateOnHost&, const StateOnHost&) = default;
 };
