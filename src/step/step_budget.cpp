@@ -22,7 +22,6 @@
 #include "src/step/step_budget.h"
 
 #include <utility>
-#include <variant>
 
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
@@ -121,10 +120,10 @@ BytesByKind StepBudget::bytes(Placement placement) const {
 
 int64_t StepBudget::workspace_bytes() const {
   const MovableState* const state = capabilities_of(optimizer_).movable_state;
-  const bool is_by_hand = state != nullptr && !state_place_.bytes().can_leave() &&
-                          !std::holds_alternative<StateOnDevice>(state->state_placement());
-  return is_by_hand ? state->bytes_with_state_in(state->state_placement()).workspace
-                    : detail::workspace_bytes(optimizer_);
+  const bool is_by_hand = state != nullptr && !state_place_.bytes().can_leave();
+  const auto by_hand =
+      is_by_hand ? state->bytes_with_state_in(state->state_placement()) : MovableState::PlacementBytes();
+  return by_hand.moved > 0 ? by_hand.workspace : detail::workspace_bytes(optimizer_);
 }
 
 StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
