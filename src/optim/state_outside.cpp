@@ -65,6 +65,11 @@ auto on_host(bool is_for_device, const Call& call) {
   }
 }
 
+Bytes window_of(const StatePlacement& place) {
+  const auto* const file = std::get_if<StateFile>(&place);
+  return file != nullptr ? file->window : std::get<StateOnHost>(place).window;
+}
+
 void check(const std::string& failure) {
   if (!failure.empty()) {
     throw Error(fmt::format("keep_state_in: {}; give a directory on another disk", failure));
@@ -72,6 +77,17 @@ void check(const std::string& failure) {
 }
 
 }  // namespace
+
+void detail::check_window(std::string_view optimizer, const StatePlacement& place) {
+  constexpr int64_t kSmallest = int64_t{192} << 10;
+  if (std::holds_alternative<StateOnDevice>(place)) {
+    return;
+  }
+  if (const Bytes window = window_of(place); window.count() < kSmallest || window.is_unlimited()) {
+    throw ConfigError(fmt::format("{}.keep_state_in: window is {}; give at least {}, and an amount", optimizer,
+                                  window.str(), Bytes(kSmallest).str()));
+  }
+}
 
 // Elements begin to end - 1 of a parameter of a Work.
 struct FusedOptimizer::StateOutside::Piece {
@@ -131,10 +147,9 @@ FusedOptimizer::StateOutside::StateOutside(const StatePlacement& place, int64_t 
 // --- cutting of states
 
 FusedOptimizer::StateOutside::Cut::Cut(const StatePlacement& place, int64_t state_multiple)
-    : multiple(state_multiple), has_file(std::holds_alternative<StateFile>(place)) {
-  const Bytes window = has_file ? std::get<StateFile>(place).window : std::get<StateOnHost>(place).window;
-  slot_bytes = window.count() / static_cast<int64_t>(detail::StateStream::kInMemory);
-}
+    : slot_bytes(window_of(place).count() / static_cast<int64_t>(detail::StateStream::kInMemory)),
+      multiple(state_multiple),
+      has_file(std::holds_alternative<StateFile>(place)) {}
 
 int64_t FusedOptimizer::StateOutside::Cut::bytes_of(const ParameterState& state, int64_t begin, int64_t end) const {
   const int64_t of_parameter = aligned((end - begin) * static_cast<int64_t>(state.made_for.element_size()));

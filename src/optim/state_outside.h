@@ -21,6 +21,11 @@
 
 namespace snug {
 
+namespace detail {
+/// Throws ConfigError, with the optimizer's name, if the window of `place` is too small or unlimited.
+void check_window(std::string_view optimizer, const StatePlacement& place);
+}  // namespace detail
+
 class FusedOptimizer::StateOutside {
  public:
   /// `place`: StateFile or StateOnHost. `multiple`: see FusedOptimizer::shard_multiple; 0: no parameter is cut. Throws
