@@ -20,8 +20,8 @@
 //      its half, and so on (planner/extrapolate). The parts are run once more, with gradients beside them as a step in
 //      micro-batches has, unless the plan of the whole batch is nearly as fast as no plan.
 //   3. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
-//      (plan::search), with the optimizer's state in memory and with the state outside. StepPlanner decides about
-//      weights and gradients in files.
+//      (plan::search), with the optimizer's state in memory and with the state outside; with the state on the host only
+//      if nothing fits with the state in memory. StepPlanner decides about weights and gradients in files.
 //   4. Take the fastest step of all. If its micro-batch is only predicted, run the micro-batch once under its plan. The
 //      run gives the micro-batch a profile of its own. Go back to 3 with the profile.
 //   5. A plan needs a proof: a run with the bits of plain training and with no more bytes than its profile predicts.
