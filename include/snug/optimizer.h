@@ -129,7 +129,7 @@ struct StateOnHost {
   /// LibTorch's allocator of page-locked memory may round up to a power of two. An update takes more memory than the
   /// window only if a parameter must stay whole and takes, with the parameter's gradient, more than a third of the
   /// window.
-  Bytes window = Bytes(24 << 20);
+  Bytes window = Bytes(16 << 20);
 
   friend bool operator==(const StateOnHost&, const StateOnHost&) = default;
 };
@@ -153,7 +153,8 @@ class MovableState {
 
   /// Moves the state, and keeps the state in the new place from now on. step() gives the same bits, except where the
   /// kernels of the parameters' device and the kernels of the place differ in bits. With a file, step() takes memory
-  /// only for the window. Returns false, and does nothing, if this optimizer's state cannot be in `place`.
+  /// only for the window. For parameters on a device, a lack of the host's memory is an Error that names the host, here
+  /// and in step(). Returns false, and does nothing, if this optimizer's state cannot be in `place`.
   virtual bool keep_state_in(const StatePlacement& place) = 0;
   virtual StatePlacement state_placement() const = 0;
   /// Whether the state can be in StateOnDevice.

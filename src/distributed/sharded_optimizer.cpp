@@ -24,6 +24,7 @@
 #include "src/distributed/shard_layout.h"
 #include "src/distributed/shard_state.h"
 #include "src/optim/state_archive.h"
+#include "src/optim/state_outside.h"
 
 // How the state is divided
 //
@@ -464,12 +465,16 @@ int64_t ShardedOptimizer::Impl::gathering_bytes() const {
 }
 
 bool ShardedOptimizer::keep_state_in(const StatePlacement& place) {
-  StatePlacement lasting = place;
+  impl_->take_new_parameters(param_groups_);
+  const bool is_on_cpu =
+      std::ranges::all_of(impl_->parameters, [](const at::Tensor& parameter) { return parameter.is_cpu(); });
+  StatePlacement lasting = std::holds_alternative<StateOnHost>(place) && is_on_cpu ? StateOnDevice() : place;
   if (auto* file = std::get_if<StateFile>(&lasting)) {
     file->directory = detail::lasting(file->directory);
   }
-  impl_->take_new_parameters(param_groups_);
-  if (impl_->has_own() && !impl_->own->keep_state_in(place)) {
+  if (!impl_->has_own()) {
+    detail::check_window("ShardedOptimizer", lasting);
+  } else if (!impl_->own->keep_state_in(place)) {
     return false;
   }
   impl_->placement = std::move(lasting);
@@ -483,10 +488,13 @@ bool ShardedOptimizer::may_stay_on_device() const { return !impl_->has_own() || 
 // The window is free again before the shares are gathered.
 MovableState::PlacementBytes ShardedOptimizer::bytes_with_state_in(const StatePlacement& place) const {
   impl_->take_new_parameters(param_groups_);
-  if (!impl_->has_own() || std::holds_alternative<StateOnDevice>(place)) {
+  if (!impl_->has_own()) {
     return {};
   }
   MovableState::PlacementBytes bytes = impl_->own->bytes_with_state_in(place);
+  if (bytes.moved == 0) {
+    return {};
+  }
   bytes.workspace = std::max(bytes.workspace, impl_->gathering_bytes());
   return bytes;
 }

@@ -178,14 +178,8 @@ StatePlacement FusedOptimizer::state_placement() const { return outside_ ? outsi
 void FusedOptimizer::keep_state_in(const StateFile& file, detail::SpillCalls& calls) { move_state(file, calls); }
 
 void FusedOptimizer::move_state(StatePlacement place, detail::SpillCalls& calls) {
-  constexpr int64_t kSmallest = int64_t{192} << 10;
-  auto* const file = std::get_if<StateFile>(&place);
-  const Bytes window = file != nullptr ? file->window : std::get<StateOnHost>(place).window;
-  if (window.count() < kSmallest || window.is_unlimited()) {
-    throw ConfigError(fmt::format("{}.keep_state_in: window is {}; give at least {}, and an amount", name(),
-                                  window.str(), Bytes(kSmallest).str()));
-  }
-  if (file != nullptr) {
+  detail::check_window(name(), place);
+  if (auto* const file = std::get_if<StateFile>(&place)) {
     file->directory = detail::lasting(file->directory);
   }
   const at::NoGradGuard no_grad;

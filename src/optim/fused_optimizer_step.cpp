@@ -149,13 +149,20 @@ std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::Update::first_st
 // An option that needs more state may have been set since.
 void FusedOptimizer::Update::place_new_tensors(ParameterState& state, const at::Tensor& parameter,
                                                const torch::optim::OptimizerOptions& options) const {
+  std::optional<ParameterState> with_new;
   for (auto& [tensor_name, tensor] : optimizer_.state_without_memory(parameter, options).tensors) {
     if (!state.contains(tensor_name)) {
-      state.tensors.emplace_back(tensor_name, tensor);
-      state.is_fresh = true;
+      if (!with_new) {
+        with_new = state;
+      }
+      with_new->tensors.emplace_back(tensor_name, tensor);
+      with_new->is_fresh = true;
     }
   }
-  outside_->place(state);
+  if (with_new) {
+    outside_->place(*with_new);
+    state = *std::move(with_new);
+  }
 }
 
 FusedOptimizer::ParameterState* FusedOptimizer::Update::state_for(const at::Tensor& parameter,

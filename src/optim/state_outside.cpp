@@ -11,6 +11,8 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
+#include "snug/state.h"
+#include "src/core/first_line.h"
 #include "src/precision/low_precision.h"
 
 namespace snug {
@@ -46,6 +48,28 @@ at::Tensor elements_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
   return is_whole ? tensor : tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
 }
 
+// Makes `call`, which allocates memory of the host. If parameters are on a device, a lack of the host's memory is no
+// lack of the budget's memory, and no other plan of a Stepper is a cure.
+template <class Call>
+auto on_host(bool is_for_device, const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    if (!is_for_device || !is_out_of_memory(error)) {
+      throw;
+    }
+    throw Error(
+        fmt::format("keep_state_in: the host has too little memory for the optimizer's state and its window: {}; free "
+                    "memory of the host, give a smaller window, or give a StateFile",
+                    detail::first_line(error)));
+  }
+}
+
+Bytes window_of(const StatePlacement& place) {
+  const auto* const file = std::get_if<StateFile>(&place);
+  return file != nullptr ? file->window : std::get<StateOnHost>(place).window;
+}
+
 void check(const std::string& failure) {
   if (!failure.empty()) {
     throw Error(fmt::format("keep_state_in: {}; give a directory on another disk", failure));
@@ -53,6 +77,17 @@ void check(const std::string& failure) {
 }
 
 }  // namespace
+
+void detail::check_window(std::string_view optimizer, const StatePlacement& place) {
+  constexpr int64_t kSmallest = int64_t{192} << 10;
+  if (std::holds_alternative<StateOnDevice>(place)) {
+    return;
+  }
+  if (const Bytes window = window_of(place); window.count() < kSmallest || window.is_unlimited()) {
+    throw ConfigError(fmt::format("{}.keep_state_in: window is {}; give at least {}, and an amount", optimizer,
+                                  window.str(), Bytes(kSmallest).str()));
+  }
+}
 
 // Elements begin to end - 1 of a parameter of a Work.
 struct FusedOptimizer::StateOutside::Piece {
@@ -67,19 +102,15 @@ struct FusedOptimizer::StateOutside::Block {
 };
 
 // The copies of a block between a device and the window. `in`: gradients and parameters, before the block's update.
-// `out`: new values. All copies run in the order of the device's current stream, and the host waits for `in` alone.
+// `out`: new values. All copies run in the order of the device's current stream.
 class FusedOptimizer::StateOutside::DeviceCopies {
  public:
   std::vector<std::pair<at::Tensor, at::Tensor>> in, out;  // to, from
 
-  /// `before`: the copies of the block that had the same memory, which may be another device's; or null.
-  void begin(DeviceCopies* before) {
+  void begin() {
     if (!in.empty()) {
       const c10::Device device = in.front().second.device();
       stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-      if (before != nullptr && before->done_) {
-        before->done_->block(*stream_);
-      }
       make(in);
     }
   }
@@ -116,10 +147,9 @@ FusedOptimizer::StateOutside::StateOutside(const StatePlacement& place, int64_t 
 // --- cutting of states
 
 FusedOptimizer::StateOutside::Cut::Cut(const StatePlacement& place, int64_t state_multiple)
-    : multiple(state_multiple), has_file(std::holds_alternative<StateFile>(place)) {
-  const Bytes window = has_file ? std::get<StateFile>(place).window : std::get<StateOnHost>(place).window;
-  slot_bytes = window.count() / static_cast<int64_t>(detail::StateStream::kInMemory);
-}
+    : slot_bytes(window_of(place).count() / static_cast<int64_t>(detail::StateStream::kInMemory)),
+      multiple(state_multiple),
+      has_file(std::holds_alternative<StateFile>(place)) {}
 
 int64_t FusedOptimizer::StateOutside::Cut::bytes_of(const ParameterState& state, int64_t begin, int64_t end) const {
   const int64_t of_parameter = aligned((end - begin) * static_cast<int64_t>(state.made_for.element_size()));
@@ -166,7 +196,9 @@ void FusedOptimizer::StateOutside::place(ParameterState& state) {
   }
   for (auto& [name, tensor] : state.tensors) {
     if (tensor.is_meta() && !(disk_ && tensor.dim() > 0)) {
-      tensor = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU)).zero_();
+      tensor = on_host(!state.device.is_cpu(), [&one = tensor] {
+        return at::empty_strided(one.sizes(), one.strides(), one.options().device(at::kCPU)).zero_();
+      });
     }
   }
   state.piece = piece;
@@ -182,9 +214,10 @@ void FusedOptimizer::StateOutside::write(ParameterState& state, std::string_view
   }
   const bool is_laid_out =
       value.is_cpu() && (value.strides() == like.strides() || (value.is_contiguous() && like.is_contiguous()));
-  const at::Tensor from =
-      is_laid_out ? value
-                  : at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU)).copy_(value);
+  const auto laid_out = [&] {
+    return at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU));
+  };
+  const at::Tensor from = is_laid_out ? value : on_host(!state.device.is_cpu(), laid_out).copy_(value);
   ParameterState::InFile& place = state.in_file.at(name);
   const int64_t all = state.made_for.numel(), bytes = static_cast<int64_t>(like.element_size());
   for (size_t i = 0; i < place.sums.size(); ++i) {
@@ -202,7 +235,9 @@ at::Tensor FusedOptimizer::StateOutside::read(const ParameterState& state, std::
   if (!state.in_file.contains(name)) {
     return like;
   }
-  at::Tensor result = at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU));
+  at::Tensor result = on_host(!state.device.is_cpu(), [&] {
+    return at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU));
+  });
   const ParameterState::InFile& place = state.in_file.at(name);
   const int64_t all = state.made_for.numel(), bytes = static_cast<int64_t>(like.element_size());
   for (size_t i = 0; i < place.sums.size(); ++i) {
@@ -344,8 +379,10 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
   }
   const bool is_pinned = std::ranges::any_of(works, [](const Work& w) { return !w.parameters.front().is_cpu(); });
   Streamed result;
-  result.window = at::empty({static_cast<int64_t>(std::min(kInMemory, blocks.size())) * slot},
-                            at::TensorOptions(at::kByte).pinned_memory(is_pinned));
+  result.window = on_host(is_pinned, [&] {
+    return at::empty({static_cast<int64_t>(std::min(kInMemory, blocks.size())) * slot},
+                     at::TensorOptions(at::kByte).pinned_memory(is_pinned));
+  });
   std::vector<detail::StateBlock> stream;
   const auto copies = std::make_shared<std::vector<DeviceCopies>>(blocks.size());
   for (size_t b = 0; b < blocks.size(); ++b) {
@@ -356,11 +393,11 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
          first_values, next.parts, (*copies)[b]);
     std::vector<at::Tensor> pieces = work.parameters;  // parameters may lie in files, too
     pieces.insert(pieces.end(), work.gradients.begin(), work.gradients.end());
-    next.update = [b, copies, has_file = disk_.has_value(), first_values = std::move(first_values),
-                   write = prepare(work), states = work.states, pieces] {
+    next.update = [b, copies, first_values = std::move(first_values),
+                   write = on_host(is_pinned, [&] { return prepare(work); }), states = work.states, pieces] {
       // The copies to the next block's memory run while this block is updated.
       for (size_t begun = b == 0 ? 0 : b + 1; begun < std::min(b + 2, copies->size()); ++begun) {
-        (*copies)[begun].begin(begun < kInMemory ? nullptr : &(*copies)[begun - kInMemory]);
+        (*copies)[begun].begin();
       }
       (*copies)[b].wait();
       for (const auto& [to, from] : first_values) {
@@ -371,8 +408,8 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
       }
       write();
       (*copies)[b].end();
-      if (has_file && b > 0) {
-        (*copies)[b - 1].wait();  // the file is read into the memory of block b - 1 next
+      if (b > 0) {
+        (*copies)[b - 1].wait();  // the next user of the memory may be another device, or a file
       }
       std::for_each(pieces.begin(), pieces.end(), detail::let_go_of_pages);
     };

@@ -21,6 +21,11 @@
 
 namespace snug {
 
+namespace detail {
+/// Throws ConfigError, with the optimizer's name, if the window of `place` is too small or unlimited.
+void check_window(std::string_view optimizer, const StatePlacement& place);
+}  // namespace detail
+
 class FusedOptimizer::StateOutside {
  public:
   /// `place`: StateFile or StateOnHost. `multiple`: see FusedOptimizer::shard_multiple; 0: no parameter is cut. Throws
@@ -65,7 +70,8 @@ class FusedOptimizer::StateOutside {
     void run();
   };
   /// Allocates the window, page-locked if parameters are on a device, and prepares all blocks by `prepare`, which gets
-  /// tensors in the host's memory. Reads the first block of a file, and throws Error if the first block cannot be read.
+  /// tensors in the host's memory. Throws Error if parameters are on a device and the host has too little memory. Reads
+  /// the first block of a file, and throws Error if the first block cannot be read.
   /// `copied`: the name of the tensor that begins as a copy of the parameter, if the optimizer has such a tensor.
   Streamed stream(const std::vector<Work>& works, const std::function<std::function<void()>(const Work&)>& prepare,
                   std::optional<std::string_view> copied);

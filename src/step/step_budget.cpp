@@ -50,16 +50,28 @@ int64_t weight_bytes(const torch::nn::Module& model, const TrainedParameters& pa
 }
 
 // Of state that can leave memory, nearly all leaves. Counters of steps and a frozen parameter's state stay. Counting
-// tensors in a file would read the tensors.
-int64_t state_bytes(const torch::optim::Optimizer& optimizer, const PartInFile& in_file) {
+// tensors in a file would read the tensors. Without plans for its place, a device's state is where the program has put
+// the state.
+PlacedBytes state_bytes(const torch::optim::Optimizer& optimizer, const PartInFile& in_file, c10::Device device) {
   if (in_file.can_leave()) {
-    return in_file.moved;
+    return {.in_memory = in_file.moved};
   }
-  AllocatedBytes bytes;
+  AllocatedBytes in_memory, outside;
   for (const at::Tensor& tensor : state_tensors(optimizer)) {
-    bytes.add(tensor);
+    if (tensor.defined()) {
+      (tensor.is_cpu() == device.is_cpu() ? in_memory : outside).add(tensor);
+    }
   }
-  return bytes.count() + state_bytes_to_come(optimizer);
+  return {.in_memory = in_memory.count() + state_bytes_to_come(optimizer), .outside = outside.count()};
+}
+
+// None: the state stays in memory. On a device, an update of a state on the host has the CPU's bits, and each rank
+// plans for itself. So ranks that make the same update each keep their state on the device.
+std::optional<std::filesystem::path> directory_of_state(torch::optim::Optimizer& optimizer,
+                                                        const StepperOptions& options, const StepRanks& ranks,
+                                                        c10::Device device) {
+  const bool may_leave = device.is_cpu() || ranks.is_alone() || capabilities_of(optimizer).update.agrees_across_ranks();
+  return may_leave ? options.budget.offload : std::nullopt;
 }
 
 // None: the model stays in memory. Reasons:
@@ -90,10 +102,10 @@ BytesByKind StepBudget::bytes(Placement placement) const {
   bytes.weights.in_memory = weight_bytes(model_, parameters_);
   bytes.gradients.in_memory = parameters_.bytes_of_all_gradients();
   const PartInFile state_in_file = state_place_.bytes();
-  bytes.optimizer_state.in_memory = state_bytes(optimizer_, state_in_file);
+  bytes.optimizer_state = state_bytes(optimizer_, state_in_file, parameters_.device());
   if (placement.state != Place::Memory) {
-    bytes.optimizer_state.outside = state_in_file.moved;
-    bytes.optimizer_state.in_memory -= bytes.optimizer_state.outside;
+    bytes.optimizer_state.outside += state_in_file.moved;
+    bytes.optimizer_state.in_memory -= state_in_file.moved;
   }
   if (placement.model == Place::File) {
     const PartInFile in_file = model_place_.bytes();
@@ -106,12 +118,20 @@ BytesByKind StepBudget::bytes(Placement placement) const {
   return bytes;
 }
 
+int64_t StepBudget::workspace_bytes() const {
+  const MovableState* const state = capabilities_of(optimizer_).movable_state;
+  const bool is_by_hand = state != nullptr && !state_place_.bytes().can_leave();
+  const auto by_hand =
+      is_by_hand ? state->bytes_with_state_in(state->state_placement()) : MovableState::PlacementBytes();
+  return by_hand.moved > 0 ? by_hand.workspace : detail::workspace_bytes(optimizer_);
+}
+
 StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
                        StepRanks& ranks, TrainedParameters& parameters)
     : ranks_(ranks),
       parameters_(parameters),
       budget_(options.budget.memory),
-      state_place_(optimizer, options.budget.offload, parameters.device()),
+      state_place_(optimizer, directory_of_state(optimizer, options, ranks, parameters.device()), parameters.device()),
       model_place_(model, parameters, directory_of_model(options, state_place_, ranks)),
       model_(model),
       optimizer_(optimizer),

@@ -53,6 +53,10 @@ class StepBudget {
   /// that the Stepper makes are weights.
   BytesByKind bytes(Placement placement) const;
 
+  /// Bytes that an update allocates and frees again: with the state in memory, or where the program has put the state
+  /// if no plan moves the state.
+  int64_t workspace_bytes() const;
+
   /// The plan for a step, with the same micro-batch on all ranks. Null if the step has no items.
   const StepPlan* plan(StepToPlan step);
   /// The plan of this rank alone.

@@ -23,8 +23,8 @@
 // - A step that needs more bytes than the plan has counted, or smaller micro-batches for another rank, makes a plan
 //   outdated, not useless: the choice is made again from the trials so far. If nothing fits, new trials are made.
 // - State and weights that a plan has put into files or on the host stay there for later plans. Otherwise batches of
-// different
-//   sizes would move the state and weights back and forth.
+//   different sizes would move the state and weights back and forth. On the host the CPU makes the updates from then
+//   on, so on a device the bits of later steps can depend on the order of the batches.
 // - A step that fails is treated by the table in plan_life.h. The plan and the choices from before the first repetition
 //   are kept, and return if the step is not made in spite of all repetitions.
 // - The micro-batch of each plan is remembered in StepChoices, longer than the plan, and saved with a run. A resumed

@@ -19,12 +19,19 @@ class StepPlanner {
   /// See PlanLimits. `folder`: for the file of plans; empty: no file.
   StepPlanner(Bytes budget, bool splits_batch_norm, OffloadLink link = {}, c10::Device device = c10::kCPU,
               std::filesystem::path folder = {})
-      : limits_{budget.count(), splits_batch_norm, std::move(link), device}, folder_(std::move(folder)) {}
+      : limits_{.budget = budget.count(),
+                .splits_batch_norm = splits_batch_norm,
+                .link = std::move(link),
+                .device = device},
+        folder_(std::move(folder)) {}
   StepPlanner(const StepPlanner&) = delete;  // plans refer to the limits
   StepPlanner& operator=(const StepPlanner&) = delete;
 
   /// The state is in no plan in the device's memory.
-  void keep_state_outside() { stays_.state = limits_.device.is_cpu() ? Place::File : Place::Host; }
+  void keep_state_outside() {
+    limits_.state_must_leave = true;
+    stays_.state = limits_.device.is_cpu() ? Place::File : Place::Host;
+  }
 
   /// The plan for a step: an earlier plan if one serves, otherwise a new plan. Null within a window, if nothing can be
   /// tried. Throws BudgetExceeded, with the smallest budget found, if nothing fits.

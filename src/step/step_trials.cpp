@@ -20,8 +20,8 @@
 //      its half, and so on (planner/extrapolate). The parts are run once more, with gradients beside them as a step in
 //      micro-batches has, unless the plan of the whole batch is nearly as fast as no plan.
 //   3. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
-//      (plan::search), with the optimizer's state in memory and with the state outside. StepPlanner decides about
-//      weights and gradients in files.
+//      (plan::search), with the optimizer's state in memory and with the state outside; with the state on the host only
+//      if nothing fits with the state in memory. StepPlanner decides about weights and gradients in files.
 //   4. Take the fastest step of all. If its micro-batch is only predicted, run the micro-batch once under its plan. The
 //      run gives the micro-batch a profile of its own. Go back to 3 with the profile.
 //   5. A plan needs a proof: a run with the bits of plain training and with no more bytes than its profile predicts.
@@ -463,14 +463,19 @@ void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
 
 // --- choosing
 
-// The state's place. Outside must be faster by more than measured times can tell. If nothing fits in either place, the
+// The state's place. A file must be faster by more than measured times can tell. On the host the update is the CPU's,
+// in bits and in time, so the state goes there only if nothing fits in memory. If nothing fits in either place, the
 // place that asks for less.
 StepTrials::Found StepTrials::search(int64_t only) const {
   const Placement in_memory_at = with_state(Place::Memory), farthest = with_state(farthest_state());
   if (state_must_be_outside_ || farthest.state == Place::Memory) {
     return {search_with(only, farthest), farthest, std::nullopt};
   }
-  plan::Search memory = search_with(only, in_memory_at), away = search_with(only, farthest);
+  plan::Search memory = search_with(only, in_memory_at);
+  if (memory.choice && farthest.state == Place::Host) {
+    return {std::move(memory), in_memory_at, std::nullopt};
+  }
+  plan::Search away = search_with(only, farthest);
   const bool leaves = memory.choice && away.choice   ? plan::kApart * away.choice->seconds < memory.choice->seconds
                       : memory.choice || away.choice ? away.choice.has_value()
                                                      : away.smallest_feasible_bytes < memory.smallest_feasible_bytes;
@@ -478,15 +483,11 @@ StepTrials::Found StepTrials::search(int64_t only) const {
                 : Found{std::move(memory), in_memory_at, std::move(away)};
 }
 
-// The time of a step's transfers: of the state to a file and back, or of gradients and weights to the host, and of
-// weights back. The update itself runs beside the transfers, and is not counted.
+// The time of the state's transfers to a file and back. The update itself runs beside the transfers, and is not
+// counted.
 double StepTrials::state_seconds(Placement placement) const {
-  if (placement.state == Place::Memory || counts_.state_in_file.moved == 0) {
-    return 0;
-  }
-  const bool on_host = placement.state == Place::Host;
-  const int64_t back = on_host ? counts_.gradient_bytes : counts_.state_in_file.moved;  // gradients are like weights
-  return limits_->link.out_seconds(on_host ? 2 * back : back) + limits_->link.back_seconds(back);
+  const int64_t moved = placement.state == Place::File ? counts_.state_in_file.moved : 0;
+  return moved == 0 ? 0 : limits_->link.out_seconds(moved) + limits_->link.back_seconds(moved);
 }
 
 // Searches all micro-batches that were tried and are not too large for other ranks, or only micro-batches of `only`
@@ -603,27 +604,32 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
   return plan;
 }
 
-// Says in which place the optimizer's state is, and how fast the step would be with the state in the other place.
+// Says in which place the optimizer's state is, and why, or how fast the step would be with the state in the other
+// place.
 std::string StepTrials::told_of_state(const Found& found) const {
   if (!counts_.state_in_file.can_leave()) {
     return {};
   }
   const bool is_outside = found.placement.state != Place::Memory;
-  const std::string_view outside_is = outside() == Place::Host ? "on the host" : "in a file";
-  std::string elsewhere =
-      found.placement.model == Place::File ? "so are weights and gradients" : "an earlier plan had it there";
+  const bool may_be_on_host = outside() == Place::Host;
+  const std::string_view outside_is = may_be_on_host ? "on the host" : "in a file";
+  std::string elsewhere = found.placement.model == Place::File ? "so are weights and gradients"
+                          : limits_->state_must_leave          ? "its optimizer cannot update it in memory"
+                          : is_outside                         ? "an earlier plan had it there"
+                                                               : "the host gets it only if nothing fits in memory";
   if (found.elsewhere) {
     const std::string_view where = is_outside ? "in memory" : outside_is;
     const auto& other = found.elsewhere->choice;
     elsewhere = other ? fmt::format("{} a step takes {:.3f} ms", where, 1e3 * other->seconds)
                       : fmt::format("nothing fits {}", where);
   }
-  return fmt::format(
-      "The optimizer's state, {}, is {}; {}.\n", Bytes(counts_.state_in_file.moved).str(),
-      is_outside ? fmt::format("{}, which takes {:.3f} ms of a step and a workspace of {}", outside_is,
-                               1e3 * state_seconds(found.placement), Bytes(counts_.state_in_file.workspace).str())
-                 : "in memory",
-      elsewhere);
+  return fmt::format("The optimizer's state, {}, is {}; {}.\n", Bytes(counts_.state_in_file.moved).str(),
+                     !is_outside      ? "in memory"
+                     : may_be_on_host ? "on the host, where the CPU makes the updates, in a time that is not foreseen"
+                                      : fmt::format("in a file, which takes {:.3f} ms of a step and a workspace of {}",
+                                                    1e3 * state_seconds(found.placement),
+                                                    Bytes(counts_.state_in_file.workspace).str()),
+                     elsewhere);
 }
 
 // For a step of which nothing ran within the budget: two parts of the smallest permitted micro-batch tell how much the

@@ -21,6 +21,7 @@ struct PlanLimits {
   bool splits_batch_norm = false;  ///< whether a batch may be cut though the model normalises by batch statistics
   OffloadLink link = {};           ///< the link over which plans may offload
   c10::Device device = c10::kCPU;  ///< the device of the budget
+  bool state_must_leave = false;   ///< whether the optimizer cannot update its state in the device's memory
 };
 
 class StepTrials {

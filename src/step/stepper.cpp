@@ -661,7 +661,7 @@ class Stepper::Impl {
               .counts = {.batch = batch_,
                          .fixed_bytes = fixed_bytes(),
                          .gradient_bytes = parameters.bytes_of_all_gradients(),
-                         .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
+                         .optimizer_bytes = stepper_.budget_.workspace_bytes(),
                          .state_in_file = stepper_.budget_.state_place().bytes(),
                          .model_in_file = stepper_.budget_.model_place().bytes()},
               .micro_batch = micro_batch,
@@ -709,6 +709,9 @@ class Stepper::Impl {
     void hold_gradients(bool held) override {
       held ? stepper_.parameters_.hold_zero_gradients() : stepper_.parameters_.drop_gradients();
     }
+    // With the state outside, as during trials with `offload`, only the bytes of the whole state are known
+    // (MovableState::bytes_with_state_in), and no state counts as idle. Then a plan foresees too much, and never too
+    // little, for the state in memory.
     int64_t idle_state_bytes() const override {
       const bool is_known = stepper_.ranks_->is_alone() && stepper_.budget_.state_place().place() == Place::Memory;
       const auto is_reached = [this](const at::Tensor& parameter) {

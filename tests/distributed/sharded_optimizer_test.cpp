@@ -137,6 +137,16 @@ TEST(ShardedOptimizer, KeepsItsShareInAFileOfItsOwnWithTheSameBits) {
   });
 }
 
+TEST(ShardedOptimizer, StaysWhereItIsIfTheHostIsTheDevice) {
+  on_ranks(2, [&] {
+    const auto group = init_process_group(quick());
+    ShardedOptimizer sharded(odd_parameters(), group, kAdamW);
+    EXPECT_TRUE(sharded.keep_state_in(StateOnHost{}));
+    EXPECT_EQ(sharded.state_placement(), StatePlacement(StateOnDevice()));
+    EXPECT_EQ(sharded.bytes_with_state_in(StateOnHost{}), MovableState::PlacementBytes());
+  });
+}
+
 TEST(ShardedOptimizer, LoadsAWholeStateIntoAFile) {
   const TemporaryFolder folder;
   const auto reference = odd_parameters();
