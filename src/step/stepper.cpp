@@ -250,9 +250,9 @@ class Stepper::Impl {
     StepResult result = close_window();  // on ranks: gradients, items and losses are now of all ranks
     if (result.items > 0) {
       unscale_and_look(result);
-      const bool is_finite = change_gradients();
+      change_gradients();
       clip(result);
-      if (is_accepted(result, is_finite)) {
+      if (is_accepted(result)) {
         write_parameters(result, unlimited);  // ranks agree first that no rank has failed
         precision_.move_regions(result);
         update_scale();
@@ -547,19 +547,15 @@ class Stepper::Impl {
     precision_.look_at_gradients(parameters_.all());
   }
 
-  // Returns false if a gradient is known not to be finite. Afterwards a clamp may hide why the scaler skips the update.
-  bool change_gradients() {
+  void change_gradients() {
     if (!options_.before_update) {
       return true;
     }
     const at::NoGradGuard no_grad;
-    const bool is_finite = !scaler().is_enabled() || !options_.accept_update ||
-                           std::isfinite(grad_norm(parameters_.updated()).item<double>());
     AccumulationWindow writes(parameters_.all());
     writes.begin();
     options_.before_update(parameters_.updated_by_name());
     writes.check_parameters();
-    return is_finite;
   }
 
   void clip(StepResult& result) {
@@ -567,12 +563,9 @@ class Stepper::Impl {
     result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
   }
 
-  bool is_accepted(const StepResult& result, bool is_finite) {
-    if (!options_.accept_update) {
-      return true;
-    }
-    const bool scaler_skips = scaler().is_enabled() && !(is_finite && std::isfinite(result.grad_norm()));
-    return scaler_skips || options_.accept_update(result.loss(), result.grad_norm());
+  bool is_accepted(const StepResult& result) {
+    return !options_.accept_update || scaler().will_skip(optimizer_) ||
+           options_.accept_update(result.loss(), result.grad_norm());
   }
 
   void leave_out_update() {

@@ -138,6 +138,34 @@ TEST(BeforeUpdate, SeesGradientsUnscaledAndAlsoThoseThatAreNotFinite) {
   EXPECT_FALSE(is_asked) << "about an update that is left out";
 }
 
+// The scaler has looked before, and would let the update be made.
+TEST(BeforeUpdate, MayMakeGradientsNotFiniteAndAcceptUpdateIsAsked) {
+  bool spoils = false, is_accepted = true;
+  int asked = 0;
+  AdamWTraining run({.precision = Precision::Float16,
+                     .sixteen_bit = {.scaler = {.init_scale = 64}},
+                     .before_update =
+                         [&](const Named& parameters) {
+                           if (spoils) {
+                             parameters.front().second.grad().fill_(std::numeric_limits<float>::quiet_NaN());
+                           }
+                         },
+                     .accept_update =
+                         [&](double, double grad_norm) {
+                           ++asked;
+                           EXPECT_EQ(std::isnan(grad_norm), spoils);
+                           return is_accepted;
+                         }});
+  EXPECT_TRUE(run.step(regression_batch(4)).stepped());
+  const auto before = run.state();
+  spoils = true;
+  is_accepted = false;
+  EXPECT_FALSE(run.step(regression_batch(4)).stepped());
+  EXPECT_EQ(asked, 2);
+  EXPECT_TRUE(same_bits(run.state(), before));
+  EXPECT_EQ(run.stepper.scaler().get_scale(), 64.0);
+}
+
 TEST(BeforeUpdate, GetsTrainedParametersWithMastersUnderTheModelsNames) {
   const Batch batch = tiny_batch(6);
   const auto masters_after = [&](double factor, double rate) {
