@@ -131,7 +131,9 @@ struct SixteenBitOptions {
 
 /// The options of a Stepper.
 struct StepperOptions {
-  /// For a program with several Steppers: snug's errors name the Stepper.
+  /// For a program with several Steppers: messages of BudgetExceeded, ConfigError, DistributedError and NonFinite name
+  /// the Stepper, if methods of the Stepper throw exactly such a type. Other exceptions stay unchanged, also those of a
+  /// program's own types derived from these.
   std::string name = {};
   /// Type of forward. Auto is measured when the first Stepper for a device is made, and kept in the Stepper's state.
   Precision precision = Precision::Float32;

@@ -29,6 +29,7 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <typeinfo>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
@@ -767,7 +768,8 @@ class Stepper::Impl {
 
 namespace {
 
-// Runs `call`. Errors of snug tell the Stepper's name, if the Stepper has a name.
+// Runs `call`. Errors of snug's types tell the Stepper's name, if the Stepper has a name. Types that a program has
+// derived stay what they are.
 template <class Call>
 auto with_name(const std::string& name, const Call& call) -> decltype(call()) {
   const auto told = [&](const std::exception& error) {
@@ -782,14 +784,21 @@ auto with_name(const std::string& name, const Call& call) -> decltype(call()) {
   }
   try {
     return call();
-  } catch (const BudgetExceeded& error) {
-    throw BudgetExceeded(told(error), error.smallest_feasible());
-  } catch (const ConfigError& error) {
-    throw ConfigError(told(error));
-  } catch (const DistributedError& error) {
-    throw DistributedError(told(error));
-  } catch (const NonFinite& error) {
-    throw NonFinite(told(error));
+  } catch (const Error& error) {
+    const std::type_info& type = typeid(error);
+    if (type == typeid(BudgetExceeded)) {
+      throw BudgetExceeded(told(error), static_cast<const BudgetExceeded&>(error).smallest_feasible());
+    }
+    if (type == typeid(ConfigError) || type == typeid(detail::PlanningMisuse)) {
+      throw ConfigError(told(error));
+    }
+    if (type == typeid(DistributedError)) {
+      throw DistributedError(told(error));
+    }
+    if (type == typeid(NonFinite)) {
+      throw NonFinite(told(error));
+    }
+    throw;
   }
 }
 

@@ -671,3 +671,15 @@ TEST(StepperName, IsInErrorsOfSnugOnly) {
 
 }  // namespace
 }  // namespace snug::loops_test
+  struct Mine : ConfigError {
+    using ConfigError::ConfigError;
+  };
+  EXPECT_EQ(error_of<Mine>([&] { stepper.step(tiny_batch(1), [](const Batch&) -> Loss { throw Mine("mine"); }); }),
+            "mine");
+  EXPECT_THAT(
+      error_of<ConfigError>([&] {
+        Stepper(model, optimizer, {.name = "critic", .micro_batch = 1}).step(tiny_batch(2), [&](const Batch& micro) {
+          return Loss::whole(model->forward(micro[0]).sum());
+        });
+      }),
+      ::testing::StartsWith("Stepper 'critic'.step: a Loss::whole"));
