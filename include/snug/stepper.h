@@ -53,8 +53,10 @@ class Stepper {
   Stepper(M& model, torch::optim::Optimizer& optimizer, StepperOptions options = {})
       : Stepper(as_module(model), std::vector<torch::optim::Optimizer*>{&optimizer}, options, 0) {}
   /// For several optimizers, none of which holds a parameter of another one. All update together or not at all:
-  /// clipping and loss scaling look at the gradients of all. Groups, schedules and state stay with each optimizer.
-  /// Without data_parallel, an optimizer over several ranks is a ConfigError. The state stays in memory.
+  /// clipping and loss scaling look at the gradients of all, and optimizers that allocate before they write, as snug's
+  /// do, allocate before any optimizer writes. Groups, schedules and state stay with each optimizer. State, weights and
+  /// gradients stay in memory, also with `offload`; activations may leave. An optimizer over several ranks is a
+  /// ConfigError without data_parallel, and beside an optimizer that does not allocate before writing.
   template <class M>
   Stepper(M& model, std::vector<torch::optim::Optimizer*> optimizers, StepperOptions options = {})
       : Stepper(as_module(model), std::move(optimizers), options, 0) {}

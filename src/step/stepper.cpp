@@ -84,10 +84,10 @@ class Stepper::Impl {
     if (loose_ && options_.weights == Weights::Low) {  // masters would take the place of tensors in the groups
       throw ConfigError("Stepper: weights = Low needs a module, and was given tensors; register the tensors in one");
     }
-    if (joined_ && ranks_->is_alone() && joined_->agrees_across_ranks()) {
+    if (joined_ && joined_->agrees_across_ranks() && (ranks_->is_alone() || !joined_->late().empty())) {
       throw ConfigError(
           "Stepper: one of several optimizers is over several ranks, and could update alone where another one fails; "
-          "give data_parallel");
+          "give data_parallel, and only optimizers that allocate before they write (before_writing), as snug's do");
     }
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_.precision());

@@ -56,7 +56,7 @@ class TrainedParameters {
   /// ConfigError:
   /// - if `precision` is Float32, or no parameter of the model has 16 bits;
   /// - if the 16-bit weights are not of `precision`'s type;
-  /// - if the optimizer updates 16-bit weights itself, or has a state of 16 bits.
+  /// - if an optimizer updates 16-bit weights itself, or has a state of 16 bits.
   void make_masters(Precision precision);
 
   /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap without
@@ -109,6 +109,7 @@ class TrainedParameters {
     }
   };
 
+  bool is_taken(const at::Tensor& parameter) const;
   std::vector<Seen> look() const;
   void name_all();
   static void exchange(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& from,
