@@ -66,22 +66,17 @@ TrainedParameters::~TrainedParameters() {
 }
 
 void LooseParameters::follow(const std::vector<at::Tensor>& held) {
-  std::vector<at::Tensor> now = held;
   std::unordered_set<const void*> are_held;
   for (const at::Tensor& parameter : held) {
     are_held.insert(parameter.unsafeGetTensorImpl());
   }
-  for (const at::Tensor& parameter : parameters_now_) {
-    const void* const key = parameter.unsafeGetTensorImpl();
-    if (!are_held.contains(key) && !were_held_.contains(key)) {
-      now.push_back(parameter);
-    }
-  }
-  parameters_now_ = std::move(now);
-  were_held_ = std::move(are_held);
+  std::erase_if(never_held_,
+                [&](const at::Tensor& parameter) { return are_held.contains(parameter.unsafeGetTensorImpl()); });
   parameters_.clear();
-  for (const at::Tensor& parameter : parameters_now_) {
-    parameters_.insert(std::to_string(parameters_.size()), parameter);
+  for (const auto* const parameters : {&held, &std::as_const(never_held_)}) {
+    for (const at::Tensor& parameter : *parameters) {
+      parameters_.insert(std::to_string(parameters_.size()), parameter);
+    }
   }
 }
 
@@ -240,6 +235,11 @@ int64_t TrainedParameters::bytes_of_all_gradients() const {
 void TrainedParameters::hold_zero_gradients() {
   for (const auto& [name, parameter] : accumulated_) {
     if (!parameter.grad().defined()) {
+      parameter.mutable_grad() = at::zeros_like(parameter);
+    }
+  }
+}
+
 // Whether the optimizer that holds the parameter, or else every optimizer, updates the parameter's type.
 bool TrainedParameters::is_taken(const at::Tensor& parameter) const {
   const auto takes = [&](torch::optim::Optimizer* one) {
@@ -253,11 +253,6 @@ bool TrainedParameters::is_taken(const at::Tensor& parameter) const {
   const auto optimizers = optimizers_in(optimizer_);
   return std::ranges::all_of(optimizers, takes) ||
          std::ranges::any_of(optimizers, [&](auto* one) { return takes(one) && holds(one); });
-}
-
-      parameter.mutable_grad() = at::zeros_like(parameter);
-    }
-  }
 }
 
 void TrainedParameters::check_full_weights(bool is_scaled) const {
