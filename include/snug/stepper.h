@@ -63,7 +63,8 @@ class Stepper {
   /// For parameters without a module: points of a scene, codes of items, fields. The Stepper trains all parameters that
   /// the optimizer holds, and `parameters` that the optimizer has never held. So a parameter that leaves the
   /// optimizer's groups leaves the Stepper, and memory, in the next step. Messages name a parameter by the parameter's
-  /// place in the groups, counted from 0. Weights::Low is a ConfigError. Replaced parameters: docs/budget.md.
+  /// place in the groups, counted from 0. Weights::Low and data_parallel are ConfigErrors. Replaced parameters:
+  /// docs/budget.md.
   Stepper(std::vector<at::Tensor> parameters, torch::optim::Optimizer& optimizer, StepperOptions options = {});
   ~Stepper();
   Stepper(Stepper&&) noexcept;

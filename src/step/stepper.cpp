@@ -81,6 +81,9 @@ class Stepper::Impl {
         precision_(options, resolve_together(options.precision), device(), ranks_->agreement(), parameters_.all()),
         window_(parameters_.all()),
         budget_(model, optimizer_, options, *ranks_, parameters_) {
+    if (loose_ && options_.ranks.data_parallel != nullptr) {  // whose parameters must stay the same tensors
+      throw ConfigError("Stepper: data_parallel needs a module, and was given tensors; register the tensors in one");
+    }
     if (loose_ && options_.weights == Weights::Low) {  // masters would take the place of tensors in the groups
       throw ConfigError("Stepper: weights = Low needs a module, and was given tensors; register the tensors in one");
     }
@@ -550,7 +553,7 @@ class Stepper::Impl {
 
   void change_gradients() {
     if (!options_.before_update) {
-      return true;
+      return;
     }
     const at::NoGradGuard no_grad;
     AccumulationWindow writes(parameters_.all());

@@ -179,6 +179,8 @@ TEST(SeveralOptimizersOnRanks, HaveTheBitsOfOneWithTwoGroups) {
     EXPECT_THAT(error_of<ConfigError>(
                     [&] { Stepper(model, {&writes_at_once, &sharded}, {.ranks = {.data_parallel = &parallel}}); }),
                 HasSubstr("only optimizers that allocate before they write"));
+    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(all, rest, {.ranks = {.data_parallel = &parallel}}); }),
+                HasSubstr("data_parallel needs a module"));
   });
 }
 
