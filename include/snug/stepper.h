@@ -75,10 +75,10 @@ class Stepper {
   /// several times more, to plan.
   ///
   /// A step that throws drops the gradients. docs/budget.md has a table of the exceptions. In short:
-  /// - Parameters, optimizer and scaler are as before the step. Exceptions: writes of loss_of; an optimizer other than
-  ///   snug's that throws, as when memory runs out, because the optimizer allocates while writing; a disk that fails
-  ///   while an update streams state in a file; a rank lost in the update (DistributedError: continue from a snapshot);
-  ///   the scaler after NonFinite (too many skipped steps).
+  /// - Parameters, optimizer and scaler are as before the step. Exceptions: writes of loss_of and before_update; an
+  ///   optimizer other than snug's that throws, as when memory runs out, because the optimizer allocates while writing;
+  ///   a disk that fails while an update streams state in a file; a rank lost in the update (DistributedError: continue
+  ///   from a snapshot); the scaler after NonFinite (too many skipped steps).
   /// - Buffers, generators, `carried`, and gradients of leaves that neither the model nor the optimizer holds are as
   ///   before under a budget with planning, and not without. Not as before under any budget: after NonFinite, and after
   ///   a failure of the update itself (another optimizer's exception, a failed disk, a lost rank).
