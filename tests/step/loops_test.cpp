@@ -356,7 +356,7 @@ struct Promising : torch::optim::SGD, UpdateAware {
     hook_ = std::move(hook);
     return true;
   }
-  Tensor step(LossClosure /*closure*/) override {
+  Tensor step(LossClosure /*closure*/ = nullptr) override {
     if (std::exchange(fails, false)) {
       throw std::runtime_error("no room");
     }
@@ -371,7 +371,7 @@ struct Promising : torch::optim::SGD, UpdateAware {
 struct Failing : Promising, GradientScalingAware {
   using Promising::Promising;
   void set_gradient_scaling(Tensor /*grad_scale*/, Tensor found_inf) override { found_inf_ = std::move(found_inf); }
-  Tensor step(LossClosure closure) override {
+  Tensor step(LossClosure closure = nullptr) override {
     const Tensor found_inf = std::exchange(found_inf_, {});
     return found_inf.defined() && found_inf.item<float>() != 0 ? Tensor() : Promising::step(std::move(closure));
   }
