@@ -63,8 +63,10 @@ class Loss {
 
   /// The same loss with a metric: a number to report, without gradient. `value`: a scalar tensor, made as the loss is:
   /// the sum over the items for sum(), the mean over the items for mean(). StepResult::metric(name) is the mean over
-  /// all items of the step. Nothing waits for the value in the step. Throws ConfigError for a value that is not a
-  /// scalar, a name that the Loss has already, or more than 63 metrics.
+  /// all items of the step. For whole(), the batch is the one item: metric(name) is `value`, or on several ranks the
+  /// mean of the ranks' values. Give `value` on the loss's device, or on the host: nothing then waits for `value` in
+  /// the step. A value of a device beside a loss on the host waits for the device. Throws ConfigError for a value that
+  /// is not a scalar, a name that the Loss has already, or more than 63 metrics.
   Loss with(const std::string& name, const at::Tensor& value) const;
   /// The metrics, in the order of the calls of with().
   const std::vector<std::pair<std::string, at::Tensor>>& metrics() const { return metrics_; }

@@ -93,6 +93,8 @@ class GradScaler {
   /// scale(), or for FP16 gradients (naming the parameter). FP16 gradients come from FP16 weights, which need FP32
   /// master weights.
   void unscale_(torch::optim::Optimizer& optimizer);
+  /// Whether step() will skip, known after unscale_: later changes of the gradients do not count. Waits for the device.
+  bool will_skip(const torch::optim::Optimizer& optimizer) const;
 
   /// Unscales if the gradients are not unscaled yet, and steps unless a gradient is not finite. Waits for the device
   /// unless the optimizer is GradientScalingAware, as snug's optimizers are. Empties autocast's cache of cast weights,

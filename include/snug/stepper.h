@@ -53,15 +53,18 @@ class Stepper {
   Stepper(M& model, torch::optim::Optimizer& optimizer, StepperOptions options = {})
       : Stepper(as_module(model), std::vector<torch::optim::Optimizer*>{&optimizer}, options, 0) {}
   /// For several optimizers, none of which holds a parameter of another one. All update together or not at all:
-  /// clipping and loss scaling look at the gradients of all. Groups, schedules and state stay with each optimizer.
-  /// Without data_parallel, an optimizer over several ranks is a ConfigError. The state stays in memory.
+  /// clipping and loss scaling look at the gradients of all, and optimizers that allocate before they write, as snug's
+  /// do, allocate before any optimizer writes. Groups, schedules and state stay with each optimizer. State, weights and
+  /// gradients stay in memory, also with `offload`; activations may leave. An optimizer over several ranks is a
+  /// ConfigError without data_parallel, and beside an optimizer that does not allocate before writing.
   template <class M>
   Stepper(M& model, std::vector<torch::optim::Optimizer*> optimizers, StepperOptions options = {})
       : Stepper(as_module(model), std::move(optimizers), options, 0) {}
   /// For parameters without a module: points of a scene, codes of items, fields. The Stepper trains all parameters that
   /// the optimizer holds, and `parameters` that the optimizer has never held. So a parameter that leaves the
   /// optimizer's groups leaves the Stepper, and memory, in the next step. Messages name a parameter by the parameter's
-  /// place in the groups, counted from 0. Weights::Low is a ConfigError. Replaced parameters: docs/budget.md.
+  /// place in the groups, counted from 0. Weights::Low and data_parallel are ConfigErrors. Replaced parameters:
+  /// docs/budget.md.
   Stepper(std::vector<at::Tensor> parameters, torch::optim::Optimizer& optimizer, StepperOptions options = {});
   ~Stepper();
   Stepper(Stepper&&) noexcept;
@@ -72,10 +75,10 @@ class Stepper {
   /// several times more, to plan.
   ///
   /// A step that throws drops the gradients. docs/budget.md has a table of the exceptions. In short:
-  /// - Parameters, optimizer and scaler are as before the step. Exceptions: writes of loss_of; an optimizer other than
-  ///   snug's that throws, as when memory runs out, because the optimizer allocates while writing; a disk that fails
-  ///   while an update streams state in a file; a rank lost in the update (DistributedError: continue from a snapshot);
-  ///   the scaler after NonFinite (too many skipped steps).
+  /// - Parameters, optimizer and scaler are as before the step. Exceptions: writes of loss_of and before_update; an
+  ///   optimizer other than snug's that throws, as when memory runs out, because the optimizer allocates while writing;
+  ///   a disk that fails while an update streams state in a file; a rank lost in the update (DistributedError: continue
+  ///   from a snapshot); the scaler after NonFinite (too many skipped steps).
   /// - Buffers, generators, `carried`, and gradients of leaves that neither the model nor the optimizer holds are as
   ///   before under a budget with planning, and not without. Not as before under any budget: after NonFinite, and after
   ///   a failure of the update itself (another optimizer's exception, a failed disk, a lost rank).

@@ -132,7 +132,9 @@ struct SixteenBitOptions {
 
 /// The options of a Stepper.
 struct StepperOptions {
-  /// For a program with several Steppers: snug's errors name the Stepper.
+  /// For a program with several Steppers: messages of BudgetExceeded, ConfigError, DistributedError and NonFinite name
+  /// the Stepper, if methods of the Stepper throw exactly such a type. Other exceptions stay unchanged, also those of a
+  /// program's own types derived from these.
   std::string name = {};
   /// Type of forward. Auto is measured when the first Stepper for a device is made, and kept in the Stepper's state.
   Precision precision = Precision::Float32;
@@ -159,9 +161,11 @@ struct StepperOptions {
   ///   accept_update come afterwards, and use the gradients as the function leaves them.
   /// - Called also if loss scaling leaves the update out; some gradients are then infinite or NaN.
   /// - All ranks must make the same change, so noise needs the same generator state on all ranks.
-  /// - Called again if a step is repeated. An exception drops the step, as an exception of loss_of does.
-  /// - ConfigError if the function writes a parameter, and with gradient_noise, whose two norms would not be
-  /// comparable.
+  /// - Called again if a step is repeated. Changes that the function makes elsewhere, such as counters and statistics,
+  ///   then happen again. Temporaries of the function are in no plan. An exception drops the step, as an exception of
+  ///   loss_of does.
+  /// - ConfigError if the function writes a parameter. The parameter stays written.
+  /// - ConfigError with gradient_noise, whose two norms would not be comparable.
   std::function<void(const std::vector<std::pair<std::string, at::Tensor>>& parameters)> before_update = {};
   /// Decides on each update. Gets the step's loss and gradient norm, as in StepResult, and waits for the device.
   /// - false: the update is left out, StepResult::stepped() returns false, and the loss scale stays.

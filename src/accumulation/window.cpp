@@ -89,7 +89,8 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
     std::vector<at::Tensor> all{value.detach().to(at::kDouble)};
     std::vector<std::string> names;
     for (const auto& [name, metric] : loss.metrics()) {
-      all.push_back(metric.reshape({}).to(value.device(), at::kDouble));
+      // A copy to the host must wait: the host reads at once.
+      all.push_back(metric.reshape({}).to(value.device(), at::kDouble, /*non_blocking=*/!value.is_cpu()));
       names.push_back(name);
     }
     if (loss_sum_.defined() && names != metrics_) {

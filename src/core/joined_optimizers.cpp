@@ -1,7 +1,9 @@
 #include "src/core/joined_optimizers.h"
 
 #include <algorithm>
-#include <unordered_set>
+#include <unordered_map>
+
+#include <c10/util/ScopeExit.h>
 
 #include "snug/core.h"
 #include "src/core/optimizer_capabilities.h"
@@ -14,16 +16,21 @@ JoinedOptimizers::JoinedOptimizers(std::vector<torch::optim::Optimizer*> optimiz
   if (std::ranges::find(optimizers_, nullptr) != optimizers_.end()) {
     throw ConfigError("Stepper: one of the optimizers is a null pointer; give the addresses of optimizers");
   }
+  for (torch::optim::Optimizer* optimizer : optimizers_) {
+    const OptimizerCapabilities can = capabilities_of(*optimizer);
+    const bool is_early = can.scaling != nullptr && can.update.before_writing({});
+    (is_early ? early_ : late_).push_back(optimizer);
+  }
   take_groups();
 }
 
 void JoinedOptimizers::take_groups() {
   param_groups_.clear();
-  std::unordered_set<const void*> held;
-  for (torch::optim::Optimizer* optimizer : optimizers_) {
-    for (const auto& group : optimizer->param_groups()) {
+  std::unordered_map<const void*, size_t> holders;
+  for (size_t i = 0; i < optimizers_.size(); ++i) {
+    for (const auto& group : optimizers_[i]->param_groups()) {
       for (const at::Tensor& parameter : group.params()) {
-        if (!held.insert(parameter.unsafeGetTensorImpl()).second) {
+        if (holders.try_emplace(parameter.unsafeGetTensorImpl(), i).first->second != i) {
           throw ConfigError("Stepper: two of the optimizers hold the same parameter; give each parameter to one");
         }
       }
@@ -40,41 +47,44 @@ at::Tensor JoinedOptimizers::step(LossClosure /*closure*/) {
 
 void JoinedOptimizers::step_from(size_t first, const at::Tensor& found_inf,
                                  const std::function<void()>& before_writing) {
-  if (first == optimizers_.size()) {
+  if (first < early_.size()) {
+    const OptimizerCapabilities can = capabilities_of(*early_[first]);
+    if (found_inf.defined()) {
+      can.scaling->set_gradient_scaling({}, found_inf);
+    }
+    bool is_reached = false;
+    const auto others = [&, first] {
+      is_reached = true;
+      step_from(first + 1, found_inf, before_writing);
+    };
+    can.update.before_writing(others);  // the others allocate, and write, before this one writes
+    const auto take_back = c10::make_scope_exit([&] { can.update.before_writing({}); });
+    early_[first]->step();
+    if (!is_reached) {  // nothing to write
+      others();
+    }
     return;
   }
-  torch::optim::Optimizer& optimizer = *optimizers_[first];
-  const OptimizerCapabilities can = capabilities_of(optimizer);
-  if (can.scaling != nullptr && found_inf.defined()) {
-    can.scaling->set_gradient_scaling({}, found_inf);
+  if (before_writing) {
+    before_writing();
   }
-  if (before_writing) {  // the others allocate, and write, before this one writes
-    const bool is_last = first + 1 == optimizers_.size();
-    can.update.before_writing(is_last ? before_writing
-                                      : [&, first] { step_from(first + 1, found_inf, before_writing); });
-    optimizer.step();
-    return;
+  for (torch::optim::Optimizer* optimizer : late_) {
+    GradientScalingAware* const scaling = capabilities_of(*optimizer).scaling;
+    if (scaling != nullptr && found_inf.defined()) {
+      scaling->set_gradient_scaling({}, found_inf);
+    }
+    if (scaling != nullptr || !found_inf.defined() || found_inf.item<float>() == 0) {
+      optimizer->step();
+    }
   }
-  if (can.scaling != nullptr || !found_inf.defined() || found_inf.item<float>() == 0) {
-    optimizer.step();
-  }
-  step_from(first + 1, found_inf, before_writing);
 }
 
 void JoinedOptimizers::set_gradient_scaling(at::Tensor /*grad_scale*/, at::Tensor found_inf) {
   found_inf_ = std::move(found_inf);
 }
 
-bool JoinedOptimizers::takes(c10::ScalarType dtype) const {
-  return std::ranges::all_of(optimizers_, [&](auto* one) { return capabilities_of(*one).update.takes(dtype); });
-}
-
-bool JoinedOptimizers::allocate_before_writing() const {
-  return std::ranges::all_of(optimizers_, [](auto* one) { return capabilities_of(*one).update.before_writing({}); });
-}
-
 bool JoinedOptimizers::before_writing(std::function<void()> hook) {
-  const bool is_kept = allocate_before_writing();
+  const bool is_kept = std::ranges::all_of(late_, [](const auto* one) { return knows_state_to_come(*one); });
   before_writing_ = is_kept ? std::move(hook) : nullptr;
   return is_kept;
 }

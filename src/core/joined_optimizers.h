@@ -19,17 +19,19 @@ class JoinedOptimizers final : public torch::optim::Optimizer, public GradientSc
   explicit JoinedOptimizers(std::vector<torch::optim::Optimizer*> optimizers);
 
   const std::vector<torch::optim::Optimizer*>& optimizers() const { return optimizers_; }
+  /// The optimizers that allocate before they write (UpdateAware::before_writing), and skip themselves.
+  const std::vector<torch::optim::Optimizer*>& early() const { return early_; }
+  /// The other optimizers.
+  const std::vector<torch::optim::Optimizer*>& late() const { return late_; }
   /// Takes the groups that the optimizers have now. Throws ConfigError if two optimizers hold one parameter.
   void take_groups();
 
-  /// If all optimizers allocate before they write, all allocate before the first writes. Otherwise one updates after
-  /// the other.
+  /// The early optimizers allocate before any optimizer writes. Then the late optimizers update, one after the other.
   at::Tensor step(LossClosure closure = nullptr) override;
   /// Gradients must be unscaled already. For an optimizer that does not skip itself, step() waits for `found_inf`.
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
-  /// Whether all optimizers allocate before the first writes.
-  bool allocate_before_writing() const;
-  bool takes(c10::ScalarType dtype) const override;
+  /// True also with late optimizers, if the bytes of their updates are known. `hook` is called after the early
+  /// optimizers have allocated, and before any optimizer writes.
   bool before_writing(std::function<void()> hook) override;
   bool agrees_across_ranks() const override;
   void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names) override;
@@ -37,7 +39,7 @@ class JoinedOptimizers final : public torch::optim::Optimizer, public GradientSc
  private:
   void step_from(size_t first, const at::Tensor& found_inf, const std::function<void()>& before_writing);
 
-  std::vector<torch::optim::Optimizer*> optimizers_;
+  std::vector<torch::optim::Optimizer*> optimizers_, early_, late_;
   at::Tensor found_inf_;
   std::function<void()> before_writing_;
 };

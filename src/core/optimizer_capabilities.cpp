@@ -154,11 +154,13 @@ std::vector<at::Tensor> state_tensors(const optim::Optimizer& optimizer) {
 int64_t workspace_bytes(const optim::Optimizer& optimizer) {
   if (const auto* joined = dynamic_cast<const JoinedOptimizers*>(&optimizer)) {
     int64_t sum = 0, largest = 0;
-    for (const optim::Optimizer* one : joined->optimizers()) {
+    for (const optim::Optimizer* one : joined->early()) {
       sum += workspace_bytes(*one);
+    }
+    for (const optim::Optimizer* one : joined->late()) {
       largest = std::max(largest, workspace_bytes(*one));
     }
-    return joined->allocate_before_writing() ? sum : largest;
+    return sum + largest;
   }
   if (const auto* aware = dynamic_cast<const MemoryAware*>(&optimizer)) {
     return aware->workspace_bytes();

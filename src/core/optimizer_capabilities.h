@@ -49,7 +49,7 @@ std::vector<at::Tensor> state_tensors(const torch::optim::Optimizer& optimizer);
 /// - torch's optimizers go parameter by parameter, so the number is the need of the largest parameter. The same holds
 ///   for other optimizers with torch's options.
 /// - For any other optimizer, the number is about three times the largest parameter.
-/// - JoinedOptimizers that all allocate before the first writes take the sum, otherwise the largest number.
+/// - JoinedOptimizers take the sum of the early optimizers' numbers, and the largest number of the late optimizers.
 int64_t workspace_bytes(const torch::optim::Optimizer& optimizer);
 
 /// Whether state_bytes_to_come() is known: for MemoryAware optimizers, and for torch's Adam, AdamW, RMSprop, SGD and

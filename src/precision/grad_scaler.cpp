@@ -70,6 +70,7 @@ class GradScaler::Impl {
 
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
   void unscale_(torch::optim::Optimizer& optimizer);
+  bool will_skip(const torch::optim::Optimizer& optimizer) const;
   GradScaler::Outcome step(torch::optim::Optimizer& optimizer);
   void update(std::optional<double> new_scale);
   void cancel() {
@@ -217,6 +218,12 @@ void GradScaler::Impl::unscale_(torch::optim::Optimizer& optimizer) {
   agree(state.found_inf);
   state.stage = Stage::Unscaled;
   look_for_culprit(state, places);
+}
+
+bool GradScaler::Impl::will_skip(const torch::optim::Optimizer& optimizer) const {
+  return std::ranges::any_of(per_optimizer_, [&](const PerOptimizer& state) {
+    return state.optimizer == &optimizer && !GradScaler::Outcome(tensors_of(state.found_inf));
+  });
 }
 
 GradScaler::Outcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer, GradientScalingAware& aware,
@@ -430,6 +437,7 @@ GradScaler::~GradScaler() = default;
 at::Tensor GradScaler::scale(const at::Tensor& output) { return scale(std::vector{output}).front(); }
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) { return impl_->scale(outputs); }
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) { impl_->unscale_(optimizer); }
+bool GradScaler::will_skip(const torch::optim::Optimizer& optimizer) const { return impl_->will_skip(optimizer); }
 
 GradScaler::Outcome GradScaler::step(torch::optim::Optimizer& optimizer) {
   const GradScaler::Outcome outcome = impl_->step(optimizer);

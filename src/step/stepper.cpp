@@ -29,6 +29,7 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <typeinfo>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
@@ -80,13 +81,16 @@ class Stepper::Impl {
         precision_(options, resolve_together(options.precision), device(), ranks_->agreement(), parameters_.all()),
         window_(parameters_.all()),
         budget_(model, optimizer_, options, *ranks_, parameters_) {
+    if (loose_ && options_.ranks.data_parallel != nullptr) {  // whose parameters must stay the same tensors
+      throw ConfigError("Stepper: data_parallel needs a module, and was given tensors; register the tensors in one");
+    }
     if (loose_ && options_.weights == Weights::Low) {  // masters would take the place of tensors in the groups
       throw ConfigError("Stepper: weights = Low needs a module, and was given tensors; register the tensors in one");
     }
-    if (joined_ && ranks_->is_alone() && joined_->agrees_across_ranks()) {
+    if (joined_ && joined_->agrees_across_ranks() && (ranks_->is_alone() || !joined_->late().empty())) {
       throw ConfigError(
           "Stepper: one of several optimizers is over several ranks, and could update alone where another one fails; "
-          "give data_parallel");
+          "give data_parallel, and only optimizers that allocate before they write (before_writing), as snug's do");
     }
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_.precision());
@@ -250,9 +254,9 @@ class Stepper::Impl {
     StepResult result = close_window();  // on ranks: gradients, items and losses are now of all ranks
     if (result.items > 0) {
       unscale_and_look(result);
-      const bool is_finite = change_gradients();
+      change_gradients();
       clip(result);
-      if (is_accepted(result, is_finite)) {
+      if (is_accepted(result)) {
         write_parameters(result, unlimited);  // ranks agree first that no rank has failed
         precision_.move_regions(result);
         update_scale();
@@ -547,19 +551,15 @@ class Stepper::Impl {
     precision_.look_at_gradients(parameters_.all());
   }
 
-  // Returns false if a gradient is known not to be finite. Afterwards a clamp may hide why the scaler skips the update.
-  bool change_gradients() {
+  void change_gradients() {
     if (!options_.before_update) {
-      return true;
+      return;
     }
     const at::NoGradGuard no_grad;
-    const bool is_finite = !scaler().is_enabled() || !options_.accept_update ||
-                           std::isfinite(grad_norm(parameters_.updated()).item<double>());
     AccumulationWindow writes(parameters_.all());
     writes.begin();
     options_.before_update(parameters_.updated_by_name());
     writes.check_parameters();
-    return is_finite;
   }
 
   void clip(StepResult& result) {
@@ -567,12 +567,9 @@ class Stepper::Impl {
     result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
   }
 
-  bool is_accepted(const StepResult& result, bool is_finite) {
-    if (!options_.accept_update) {
-      return true;
-    }
-    const bool scaler_skips = scaler().is_enabled() && !(is_finite && std::isfinite(result.grad_norm()));
-    return scaler_skips || options_.accept_update(result.loss(), result.grad_norm());
+  bool is_accepted(const StepResult& result) {
+    return !options_.accept_update || scaler().will_skip(optimizer_) ||
+           options_.accept_update(result.loss(), result.grad_norm());
   }
 
   void leave_out_update() {
@@ -777,7 +774,8 @@ class Stepper::Impl {
 
 namespace {
 
-// Runs `call`. Errors of snug tell the Stepper's name, if the Stepper has a name.
+// Runs `call`. Errors of snug's types tell the Stepper's name, if the Stepper has a name. Types that a program has
+// derived stay what they are.
 template <class Call>
 auto with_name(const std::string& name, const Call& call) -> decltype(call()) {
   const auto told = [&](const std::exception& error) {
@@ -792,14 +790,21 @@ auto with_name(const std::string& name, const Call& call) -> decltype(call()) {
   }
   try {
     return call();
-  } catch (const BudgetExceeded& error) {
-    throw BudgetExceeded(told(error), error.smallest_feasible());
-  } catch (const ConfigError& error) {
-    throw ConfigError(told(error));
-  } catch (const DistributedError& error) {
-    throw DistributedError(told(error));
-  } catch (const NonFinite& error) {
-    throw NonFinite(told(error));
+  } catch (const Error& error) {
+    const std::type_info& type = typeid(error);
+    if (type == typeid(BudgetExceeded)) {
+      throw BudgetExceeded(told(error), static_cast<const BudgetExceeded&>(error).smallest_feasible());
+    }
+    if (type == typeid(ConfigError) || type == typeid(detail::PlanningMisuse)) {
+      throw ConfigError(told(error));
+    }
+    if (type == typeid(DistributedError)) {
+      throw DistributedError(told(error));
+    }
+    if (type == typeid(NonFinite)) {
+      throw NonFinite(told(error));
+    }
+    throw;
   }
 }
 

@@ -66,22 +66,17 @@ TrainedParameters::~TrainedParameters() {
 }
 
 void LooseParameters::follow(const std::vector<at::Tensor>& held) {
-  std::vector<at::Tensor> now = held;
   std::unordered_set<const void*> are_held;
   for (const at::Tensor& parameter : held) {
     are_held.insert(parameter.unsafeGetTensorImpl());
   }
-  for (const at::Tensor& parameter : parameters_now_) {
-    const void* const key = parameter.unsafeGetTensorImpl();
-    if (!are_held.contains(key) && !were_held_.contains(key)) {
-      now.push_back(parameter);
-    }
-  }
-  parameters_now_ = std::move(now);
-  were_held_ = std::move(are_held);
+  std::erase_if(never_held_,
+                [&](const at::Tensor& parameter) { return are_held.contains(parameter.unsafeGetTensorImpl()); });
   parameters_.clear();
-  for (const at::Tensor& parameter : parameters_now_) {
-    parameters_.insert(std::to_string(parameters_.size()), parameter);
+  for (const auto* const parameters : {&held, &std::as_const(never_held_)}) {
+    for (const at::Tensor& parameter : *parameters) {
+      parameters_.insert(std::to_string(parameters_.size()), parameter);
+    }
   }
 }
 
@@ -245,8 +240,22 @@ void TrainedParameters::hold_zero_gradients() {
   }
 }
 
+// Whether the optimizer that holds the parameter, or else every optimizer, updates the parameter's type.
+bool TrainedParameters::is_taken(const at::Tensor& parameter) const {
+  const auto takes = [&](torch::optim::Optimizer* one) {
+    return capabilities_of(*one).update.takes(parameter.scalar_type());
+  };
+  const auto holds = [&](torch::optim::Optimizer* one) {
+    return std::ranges::any_of(one->param_groups(), [&](const auto& group) {
+      return std::ranges::any_of(group.params(), [&](const auto& held) { return held.is_same(parameter); });
+    });
+  };
+  const auto optimizers = optimizers_in(optimizer_);
+  return std::ranges::all_of(optimizers, takes) ||
+         std::ranges::any_of(optimizers, [&](auto* one) { return takes(one) && holds(one); });
+}
+
 void TrainedParameters::check_full_weights(bool is_scaled) const {
-  const UpdateAware& update = capabilities_of(optimizer_).update;
   for (const auto& [name, parameter] : all_) {
     if (is_scaled && parameter.scalar_type() == at::kHalf) {
       throw ConfigError(
@@ -254,7 +263,7 @@ void TrainedParameters::check_full_weights(bool is_scaled) const {
                       "weights = Weights::Low, which gathers them to FP32",
                       name));
     }
-    if (is_low(parameter) && !update.takes(parameter.scalar_type())) {
+    if (is_low(parameter) && !is_taken(parameter)) {
       throw ConfigError(
           fmt::format("Stepper: parameter '{}' is {}, where updates smaller than half its resolution are rounded away; "
                       "give weights = Weights::Low, or keep the model in FP32 and let precision cast it",
@@ -284,7 +293,8 @@ void TrainedParameters::make_masters(Precision precision) {
         "optimizer is made",
         c10::toString(dtype)));
   }
-  if (capabilities_of(optimizer_).update.takes(dtype)) {
+  if (std::ranges::any_of(optimizers_in(optimizer_),
+                          [&](auto* one) { return capabilities_of(*one).update.takes(dtype); })) {
     throw ConfigError(fmt::format(
         "Stepper: weights = Low gives the optimizer FP32 masters to update, so its own cure for {} parameters, such as "
         "AdamW's master_weights or stochastic_rounding, would have no effect; make it without",

@@ -27,14 +27,13 @@ namespace snug::detail {
 /// A module in the place of a model, for parameters that are in no module.
 class LooseParameters final : public torch::nn::Module {
  public:
-  explicit LooseParameters(std::vector<at::Tensor> parameters) : parameters_now_(std::move(parameters)) {}
+  explicit LooseParameters(std::vector<at::Tensor> parameters) : never_held_(std::move(parameters)) {}
 
   /// Registers what the optimizer holds, and the other parameters that no optimizer has held before.
   void follow(const std::vector<at::Tensor>& held);
 
  private:
-  std::vector<at::Tensor> parameters_now_;
-  std::unordered_set<const void*> were_held_;
+  std::vector<at::Tensor> never_held_;
 };
 
 class TrainedParameters {
@@ -56,7 +55,7 @@ class TrainedParameters {
   /// ConfigError:
   /// - if `precision` is Float32, or no parameter of the model has 16 bits;
   /// - if the 16-bit weights are not of `precision`'s type;
-  /// - if the optimizer updates 16-bit weights itself, or has a state of 16 bits.
+  /// - if an optimizer updates 16-bit weights itself, or has a state of 16 bits.
   void make_masters(Precision precision);
 
   /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap without
@@ -110,6 +109,7 @@ class TrainedParameters {
   };
 
   std::vector<Seen> look() const;
+  bool is_taken(const at::Tensor& parameter) const;
   void name_all();
   static void exchange(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& from,
                        const std::vector<at::Tensor>& to);

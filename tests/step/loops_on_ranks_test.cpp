@@ -174,6 +174,13 @@ TEST(SeveralOptimizersOnRanks, HaveTheBitsOfOneWithTwoGroups) {
     });
     AdamW rest({all[2]}, {.lr = 0.01});
     EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, {&rest, &sharded}); }), HasSubstr("give data_parallel"));
+    DataParallel parallel(model, group);
+    torch::optim::SGD writes_at_once({all[2]}, 0.01);
+    EXPECT_THAT(error_of<ConfigError>(
+                    [&] { Stepper(model, {&writes_at_once, &sharded}, {.ranks = {.data_parallel = &parallel}}); }),
+                HasSubstr("only optimizers that allocate before they write"));
+    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(all, rest, {.ranks = {.data_parallel = &parallel}}); }),
+                HasSubstr("data_parallel needs a module"));
   });
 }
 

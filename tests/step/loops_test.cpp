@@ -138,6 +138,34 @@ TEST(BeforeUpdate, SeesGradientsUnscaledAndAlsoThoseThatAreNotFinite) {
   EXPECT_FALSE(is_asked) << "about an update that is left out";
 }
 
+// The scaler has looked before, and would let the update be made.
+TEST(BeforeUpdate, MayMakeGradientsNotFiniteAndAcceptUpdateIsAsked) {
+  bool spoils = false, is_accepted = true;
+  int asked = 0;
+  AdamWTraining run({.precision = Precision::Float16,
+                     .sixteen_bit = {.scaler = {.init_scale = 64}},
+                     .before_update =
+                         [&](const Named& parameters) {
+                           if (spoils) {
+                             parameters.front().second.grad().fill_(std::numeric_limits<float>::quiet_NaN());
+                           }
+                         },
+                     .accept_update =
+                         [&](double, double grad_norm) {
+                           ++asked;
+                           EXPECT_EQ(std::isnan(grad_norm), spoils);
+                           return is_accepted;
+                         }});
+  EXPECT_TRUE(run.step(regression_batch(4)).stepped());
+  const auto before = run.state();
+  spoils = true;
+  is_accepted = false;
+  EXPECT_FALSE(run.step(regression_batch(4)).stepped());
+  EXPECT_EQ(asked, 2);
+  EXPECT_TRUE(same_bits(run.state(), before));
+  EXPECT_EQ(run.stepper.scaler().get_scale(), 64.0);
+}
+
 TEST(BeforeUpdate, GetsTrainedParametersWithMastersUnderTheModelsNames) {
   const Batch batch = tiny_batch(6);
   const auto masters_after = [&](double factor, double rate) {
@@ -321,6 +349,35 @@ struct FastAdamW : AdamW {
 };
 using TorchAdamW = torch::optim::AdamW;
 
+// Allocates before it writes, and fails to if asked. Not GradientScalingAware, so that others must leave its steps out.
+struct Promising : torch::optim::SGD, UpdateAware {
+  using SGD::SGD;
+  bool before_writing(std::function<void()> hook) override {
+    hook_ = std::move(hook);
+    return true;
+  }
+  Tensor step(LossClosure /*closure*/ = nullptr) override {
+    if (std::exchange(fails, false)) {
+      throw std::runtime_error("no room");
+    }
+    if (const auto hook = std::exchange(hook_, nullptr)) {
+      hook();
+    }
+    return SGD::step();
+  }
+  bool fails = false;
+  std::function<void()> hook_;
+};
+struct Failing : Promising, GradientScalingAware {
+  using Promising::Promising;
+  void set_gradient_scaling(Tensor /*grad_scale*/, Tensor found_inf) override { found_inf_ = std::move(found_inf); }
+  Tensor step(LossClosure closure = nullptr) override {
+    const Tensor found_inf = std::exchange(found_inf_, {});
+    return found_inf.defined() && found_inf.item<float>() != 0 ? Tensor() : Promising::step(std::move(closure));
+  }
+  Tensor found_inf_;
+};
+
 template <class First, class Second>
 void expect_the_bits_of_two_optimizers() {
   const Batch batch = make_batch(8);
@@ -345,6 +402,7 @@ void expect_the_bits_of_two_optimizers() {
 TEST(SeveralOptimizers, HaveTheBitsOfAPlainLoopWithSchedulesOfTheirOwn) {
   expect_the_bits_of_two_optimizers<FastAdamW, FastAdamW>();
   expect_the_bits_of_two_optimizers<FastAdamW, torch::optim::SGD>();
+  expect_the_bits_of_two_optimizers<torch::optim::SGD, Failing>();
   expect_the_bits_of_two_optimizers<TorchAdamW, TorchAdamW>();
 }
 
@@ -403,6 +461,8 @@ void expect_skipped_together() {
 TEST(SeveralOptimizers, SkipAStepTogether) {
   expect_skipped_together<FastAdamW>();
   expect_skipped_together<torch::optim::SGD>();
+  expect_skipped_together<Promising>();
+  expect_skipped_together<Failing>();
 }
 
 TEST(SeveralOptimizers, UpdateMastersAndGetTheModelsWeightsBack) {
@@ -430,37 +490,26 @@ TEST(SeveralOptimizers, UpdateMastersAndGetTheModelsWeightsBack) {
   EXPECT_TRUE(same_bits(train(true), train(false)));
 }
 
-// Allocates before it writes, and fails to.
-struct Failing : torch::optim::SGD, UpdateAware {
-  using SGD::SGD;
-  bool before_writing(std::function<void()> hook) override {
-    hook_ = std::move(hook);
-    return true;
-  }
-  Tensor step(LossClosure /*closure*/) override {
-    if (std::exchange(fails, false)) {
-      throw std::runtime_error("no room");
-    }
-    hook_();
-    return SGD::step();
-  }
-  bool fails = true;
-  std::function<void()> hook_;
-};
-
-TEST(SeveralOptimizers, WriteNothingIfOneFailsBeforeItWrites) {
-  TwoOptimizers<FastAdamW, Failing> run;
-  TwoOptimizers<FastAdamW, torch::optim::SGD> other;
+template <class First>
+void expect_nothing_written_if_the_second_fails() {
+  TwoOptimizers<First, Failing> run;
+  TwoOptimizers<First, torch::optim::SGD> other;
+  run.second.fails = true;
   Stepper stepper(run.model, {&run.first, &run.second}), plain(other.model, {&other.first, &other.second});
   const auto before = clones_of(run.model->parameters());
   const auto step = [&] { stepper.step(make_batch(4), [&](const Batch& micro) { return run.loss_of(micro); }); };
   EXPECT_EQ(error_of<std::runtime_error>(step), "no room");
   EXPECT_TRUE(same_bits(clones_of(run.model->parameters()), before));
-  const StateDict state = run.first.state_dict();
-  EXPECT_TRUE(state.get<StateDict>("state").empty());
+  EXPECT_TRUE(run.first.state().empty());
   step();
   plain.step(make_batch(4), [&](const Batch& micro) { return other.loss_of(micro); });
   EXPECT_TRUE(same_bits(clones_of(run.model->parameters()), clones_of(other.model->parameters())));
+}
+
+TEST(SeveralOptimizers, WriteNothingIfOneFailsBeforeItWrites) {
+  expect_nothing_written_if_the_second_fails<FastAdamW>();
+  expect_nothing_written_if_the_second_fails<TorchAdamW>();
+  expect_nothing_written_if_the_second_fails<torch::optim::SGD>();
 }
 
 TEST(SeveralOptimizers, OfOneParameterAreRefusedAlsoLater) {
@@ -475,6 +524,107 @@ TEST(SeveralOptimizers, OfOneParameterAreRefusedAlsoLater) {
   EXPECT_THAT(error_of<ConfigError>(
                   [&] { stepper.step(make_batch(4), [&](const Batch& micro) { return run.loss_of(micro); }); }),
               HasSubstr("same parameter"));
+}
+
+// The first half has 16 bits.
+struct HalfInSixteenBits {
+  torch::nn::Sequential model{torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)};
+  std::vector<Tensor> first, second;
+  HalfInSixteenBits() {
+    model[0]->to(torch::kBFloat16);
+    first = model[0]->parameters();
+    second = model[1]->parameters();
+  }
+};
+
+TEST(SeveralOptimizers, AreAskedForTheParametersTheyHold) {
+  HalfInSixteenBits run;
+  const auto make = [&](const std::vector<Tensor>& low, const std::vector<Tensor>& full) {
+    AdamW of_low(low, {.master_weights = true});
+    torch::optim::SGD of_full(full, 0.1);
+    Stepper(run.model, {&of_low, &of_full});
+  };
+  EXPECT_NO_THROW(make(run.first, run.second));
+  EXPECT_THAT(error_of<ConfigError>([&] { make(run.second, run.first); }), HasSubstr("'0.weight' is BFloat16"));
+}
+
+TEST(SeveralOptimizers, DoNotGetMastersIfOneHasItsOwn) {
+  HalfInSixteenBits run;
+  run.model->to(torch::kBFloat16);
+  for (const bool of_first : {true, false}) {
+    AdamW one(run.first, {.stochastic_rounding = of_first});
+    AdamW other(run.second, {.stochastic_rounding = !of_first});
+    EXPECT_THAT(error_of<ConfigError>([&] {
+                  Stepper(run.model, {&one, &other}, {.precision = Precision::BFloat16, .weights = Weights::Low});
+                }),
+                HasSubstr("own cure"));
+  }
+}
+
+TEST(SeveralOptimizers, MayHoldAParameterTwiceInOne) {
+  TwoOptimizers<torch::optim::SGD, torch::optim::SGD> run;
+  std::vector<Tensor> tied = run.half(true);
+  tied.push_back(tied[0]);
+  torch::optim::SGD of_tied(tied, 0.1);
+  Stepper stepper(run.model, {&of_tied, &run.second});
+  EXPECT_TRUE(stepper.step(make_batch(4), [&](const Batch& micro) { return run.loss_of(micro); }).stepped());
+}
+
+TEST(SeveralOptimizers, AreLeftOutTogetherByAcceptUpdate) {
+  TwoOptimizers<FastAdamW, torch::optim::SGD> run, other;
+  bool accepts = false;
+  Stepper stepper(run.model, {&run.first, &run.second}, {.accept_update = [&](double, double) { return accepts; }});
+  Stepper plain(other.model, {&other.first, &other.second});
+  const auto before = clones_of(run.model->parameters());
+  const auto step = [&] {
+    return stepper.step(make_batch(4), [&](const Batch& micro) { return run.loss_of(micro); }).stepped();
+  };
+  EXPECT_FALSE(step());
+  EXPECT_TRUE(same_bits(clones_of(run.model->parameters()), before));
+  EXPECT_TRUE(run.first.state().empty());
+  accepts = true;
+  EXPECT_TRUE(step());
+  plain.step(make_batch(4), [&](const Batch& micro) { return other.loss_of(micro); });
+  EXPECT_TRUE(same_bits(clones_of(run.model->parameters()), clones_of(other.model->parameters())));
+}
+
+// Loss scaling and masters, so that the Stepper has a state, too.
+TEST(SeveralOptimizers, GoOnFromTheirStatesWithTheSameBits) {
+  struct InSixteenBits : TwoOptimizers<FastAdamW, FastAdamW> {
+    InSixteenBits() { model->to(torch::kHalf); }
+  };
+  struct Run : InSixteenBits {
+    Stepper stepper{model,
+                    {&first, &second},
+                    {.precision = Precision::Float16,
+                     .weights = Weights::Low,
+                     .sixteen_bit = {.scaler = {.init_scale = 64, .growth_interval = 2}}}};
+    void step() {
+      stepper.step(make_batch(4), [&](const Batch& micro) {
+        const Tensor out = model->forward(micro[0].to(torch::kHalf)).to(torch::kFloat);
+        return Loss::sum((out - micro[1]).pow(2).sum(), micro[1].numel());
+      });
+    }
+    std::vector<Tensor> all() const {
+      std::vector<Tensor> tensors = clones_of(model->parameters());
+      for (const auto& [name, master] : stepper.full_precision_parameters()) {
+        tensors.push_back(master.detach().clone());
+      }
+      return tensors;
+    }
+  };
+  Run run, resumed;
+  run.step();
+  resumed.stepper.load_state_dict(run.stepper.state_dict());
+  resumed.first.load_state_dict(run.first.state_dict());
+  resumed.second.load_state_dict(run.second.state_dict());
+  for (int i = 0; i < 3; ++i) {
+    run.step();
+    resumed.step();
+    ASSERT_TRUE(same_bits(resumed.all(), run.all())) << i;
+  }
+  EXPECT_EQ(resumed.stepper.scaler().get_scale(), run.stepper.scaler().get_scale());
+  EXPECT_GT(run.stepper.scaler().get_scale(), 64.0);
 }
 
 // --- tensors instead of a module
@@ -631,6 +781,18 @@ TEST(StepperName, IsInErrorsOfSnugOnly) {
   };
   EXPECT_THAT(error_of<ConfigError>([&] { step(0); }), ::testing::StartsWith("Stepper 'critic'.step: the batch is"));
   EXPECT_EQ(error_of<std::runtime_error>([&] { step(1); }), "mine");
+  struct Mine : ConfigError {
+    using ConfigError::ConfigError;
+  };
+  EXPECT_EQ(error_of<Mine>([&] { stepper.step(tiny_batch(1), [](const Batch&) -> Loss { throw Mine("mine"); }); }),
+            "mine");
+  EXPECT_THAT(
+      error_of<ConfigError>([&] {
+        Stepper(model, optimizer, {.name = "critic", .micro_batch = 1}).step(tiny_batch(2), [&](const Batch& micro) {
+          return Loss::whole(model->forward(micro[0]).sum());
+        });
+      }),
+      ::testing::StartsWith("Stepper 'critic'.step: a Loss::whole"));
   PlannedTraining tight({.name = "actor", .budget = {.memory = Bytes(testing::planned::live() + (1 << 20))}});
   try {
     tight.step(make_batch(1));
