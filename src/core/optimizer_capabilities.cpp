@@ -57,10 +57,8 @@ bool is_torchs(const optim::Optimizer& optimizer) {
 }
 
 std::vector<const optim::Optimizer*> all_of(const optim::Optimizer& optimizer) {
-  const auto* joined = dynamic_cast<const JoinedOptimizers*>(&optimizer);
-  return joined != nullptr
-             ? std::vector<const optim::Optimizer*>(joined->optimizers().begin(), joined->optimizers().end())
-             : std::vector{&optimizer};
+  const std::vector<optim::Optimizer*> all = optimizers_in(const_cast<optim::Optimizer&>(optimizer));
+  return {all.begin(), all.end()};
 }
 
 void collect(const StateDict& state, std::vector<at::Tensor>& tensors) {
