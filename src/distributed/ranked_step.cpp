@@ -313,15 +313,16 @@ void RankedStep::sum(double& items, at::Tensor& sums, std::vector<std::string>& 
     batch_items += word.batch_items;
   }
   const auto count = static_cast<int64_t>(metrics.size());
+  const at::Tensor used = room.narrow(0, 0, 1 + count);
   if (!device.is_cpu()) {
-    parallel_.group().all_reduce(room.narrow(0, 0, 1 + count));
-  } else if (count > 0) {
-    parallel_.group().all_reduce(room.narrow(0, 1, count));
-  }
-  if (device.is_cpu()) {
+    parallel_.group().all_reduce(used);
+  } else {
     loss.fill_(of_losses);
+    if (count > 0) {
+      parallel_.group().all_reduce(used.narrow(0, 1, count));
+    }
   }
-  sums = count > 0 ? room.narrow(0, 0, 1 + count) : loss;
+  sums = count > 0 ? used : loss;
 }
 
 void RankedStep::confirm_writing() {
