@@ -66,13 +66,13 @@ class FusedOptimizer : public torch::optim::Optimizer,
   /// - A later read, write or copy that fails leaves a half-made update: step() throws Error, also when called again,
   ///   until load_state_dict() has brought back a state.
   ///
-  /// Throws ConfigError for a window that is too small. Throws Error if the file
-  /// cannot be made, written or read, and as an allocation does. After an exception nothing has changed. A relative
-  /// directory starts at the program's directory at the time of the call, even if the program's directory changes
-  /// later. The state_dict() of an optimizer with the state in a file lies in the file, not in tensor memory.
+  /// Throws ConfigError for a window that is too small. Throws Error if the file cannot be made, written or read, and
+  /// as an allocation does. After an exception nothing has changed. A relative directory starts at the program's
+  /// directory at the time of the call, even if the program's directory changes later. The state_dict() of an optimizer
+  /// with the state in a file lies in the file, not in tensor memory.
   bool keep_state_in(const StatePlacement& place) final;
   /// The same with other system calls, for tests.
-  void keep_state_in(const StateFile& file, detail::SpillCalls& calls);
+  void keep_state_in(StatePlacement place, detail::SpillCalls& calls);
   StatePlacement state_placement() const final;
   MovableState::PlacementBytes bytes_with_state_in(const StatePlacement& place) const final;
 
@@ -165,7 +165,6 @@ class FusedOptimizer : public torch::optim::Optimizer,
                                                 const torch::optim::OptimizerOptions& options,
                                                 StateOutside* outside) const;
   std::vector<ParameterState> states_to_be() const;
-  void move_state(StatePlacement place, detail::SpillCalls& calls);
   void bring_state_back();
 
   const detail::OptionRules* rules_;

@@ -168,16 +168,14 @@ bool FusedOptimizer::keep_state_in(const StatePlacement& place) {
   if (stays) {
     bring_state_back();
   } else {
-    move_state(place, detail::SpillCalls::real());
+    keep_state_in(place, detail::SpillCalls::real());
   }
   return true;
 }
 
 StatePlacement FusedOptimizer::state_placement() const { return outside_ ? outside_->placement() : StateOnDevice(); }
 
-void FusedOptimizer::keep_state_in(const StateFile& file, detail::SpillCalls& calls) { move_state(file, calls); }
-
-void FusedOptimizer::move_state(StatePlacement place, detail::SpillCalls& calls) {
+void FusedOptimizer::keep_state_in(StatePlacement place, detail::SpillCalls& calls) {
   detail::check_window(name(), place);
   if (auto* const file = std::get_if<StateFile>(&place)) {
     file->directory = detail::lasting(file->directory);

@@ -1,6 +1,5 @@
 // Optimizers of parameters on an accelerator whose state is on the host or in a file: the bits are the CPU's.
 
-#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <vector>
@@ -10,7 +9,6 @@
 #include <torch/torch.h>
 
 #include "snug/core.h"
-#include "snug/grad_scaler.h"
 #include "snug/memory.h"
 #include "snug/muon.h"
 #include "tests/accelerator/accelerator.h"
@@ -95,16 +93,7 @@ TEST_P(StateOnHostOfAccelerator, HasTheBitsOfTheCpuUnderAScalerThatSkips) {
   }
   Training cpu(GetParam()), there(GetParam(), kOnHost, accelerator()), in_file(GetParam(), file(), accelerator());
   for (Training* training : {&cpu, &there, &in_file}) {
-    GradScaler scaler({.init_scale = 1024});
-    scaler.scale(torch::ones({}, training->parameters[0].device()));
-    for (const uint64_t step : {1, 2, 3, 4, 5}) {
-      set_gradients(training->parameters, step, 1024);
-      if (step == 1 || step == 4) {
-        training->parameters[2].mutable_grad().view({-1})[5] = std::numeric_limits<double>::infinity();
-      }
-      scaler.step(*training->optimizer);
-      scaler.update();
-    }
+    training->scaled_steps();
   }
   for (Training* training : {&there, &in_file}) {
     EXPECT_TRUE(same_bits(training->all(), cpu.all()));

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,7 +17,6 @@
 
 #include "snug/adamw.h"
 #include "snug/core.h"
-#include "snug/grad_scaler.h"
 #include "snug/memory.h"
 #include "snug/sgd.h"
 #include "snug/snapshot.h"
@@ -88,16 +86,7 @@ TEST_P(StateInFile, HasTheBitsOfStateInMemoryUnderAScalerThatSkips) {
   }
   Training memory(GetParam()), outside(GetParam(), file());
   for (Training* training : {&memory, &outside}) {
-    GradScaler scaler({.init_scale = 1024});
-    scaler.scale(torch::ones({}));
-    for (const uint64_t step : {1, 2, 3, 4, 5}) {
-      set_gradients(training->parameters, step, 1024);
-      if (step == 1 || step == 4) {
-        training->parameters[2].mutable_grad().view({-1})[5] = std::numeric_limits<double>::infinity();
-      }
-      scaler.step(*training->optimizer);
-      scaler.update();
-    }
+    training->scaled_steps();
   }
   EXPECT_TRUE(same_bits(outside.all(), memory.all()));
 }
@@ -349,7 +338,7 @@ TEST(StateInFileOfAdamW, NoticesBytesThatTheDiskHasLost) {
   } lossy;
   const TemporaryFolder folder;
   Training outside(kAdamW);
-  outside.optimizer->keep_state_in({.directory = folder.path(), .window = kSmallWindow}, lossy);
+  outside.optimizer->keep_state_in(StateFile{.directory = folder.path(), .window = kSmallWindow}, lossy);
   outside.steps(1, 1);
   const auto before = clones_of(outside.parameters);
   lossy.loses = true;
@@ -457,7 +446,7 @@ void train_until_killed(int call) {
   std::filesystem::create_directories(folder);
   Faults faults;
   Training training(kAdamW);
-  training.optimizer->keep_state_in({.directory = folder, .window = kSmallWindow}, faults);
+  training.optimizer->keep_state_in(StateFile{.directory = folder, .window = kSmallWindow}, faults);
   training.steps(1, 2);
   SnapshotStore(folder / "snapshots").save(2, parts_of(training));
   faults.kill = true;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include <torch/torch.h>
 
 #include "snug/adamw.h"
+#include "snug/grad_scaler.h"
 #include "snug/sgd.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
@@ -72,6 +74,19 @@ struct Training {
   }
 
   void steps(uint64_t first, uint64_t last) { train(*optimizer, parameters, first, last); }
+  // Five steps, of which a scaler skips the first and the fourth.
+  void scaled_steps() {
+    GradScaler scaler({.init_scale = 1024});
+    scaler.scale(torch::ones({}, parameters[0].device()));
+    for (const uint64_t step : {1, 2, 3, 4, 5}) {
+      set_gradients(parameters, step, 1024);
+      if (step == 1 || step == 4) {
+        parameters[2].mutable_grad().view({-1})[5] = std::numeric_limits<double>::infinity();
+      }
+      scaler.step(*optimizer);
+      scaler.update();
+    }
+  }
   // Parameters and state.
   std::vector<torch::Tensor> all() const {
     auto tensors = clones_of(parameters);
