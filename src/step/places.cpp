@@ -154,14 +154,14 @@ void ModelPlace::end() {
 
 StatePlace::StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory,
                        c10::Device device)
-    : is_cpu_(device.is_cpu()),
+    : outside_(place_outside(device)),
       optimizer_(directory ? capabilities_of(optimizer).movable_state : nullptr),
       directory_(std::move(directory).value_or("")) {}
 
 // A window in the budgeted memory is an eighth of the state, and depends on no budget: a smallest budget that is told
 // must be sufficient.
 StatePlacement StatePlace::placement_outside() const {
-  if (!is_cpu_) {
+  if (outside_ == Place::Host) {
     return StateOnHost();
   }
   constexpr int64_t kShare = 8, kLeast = int64_t{192} << 10;

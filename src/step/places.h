@@ -86,7 +86,7 @@ class StatePlace {
     return stays ? Place::Memory : outside();
   }
   /// The place outside of the device's memory.
-  Place outside() const { return is_cpu_ ? Place::File : Place::Host; }
+  Place outside() const { return outside_; }
   /// Whether the state must be outside.
   bool must_leave() const { return optimizer_ != nullptr && !optimizer_->may_stay_on_device(); }
   /// No effect if the state is in the place already, or cannot leave. Throws Error if the file cannot be used,
@@ -97,7 +97,7 @@ class StatePlace {
  private:
   StatePlacement placement_outside() const;
 
-  bool is_cpu_;
+  Place outside_;
   MovableState* optimizer_ = nullptr;
   std::filesystem::path directory_;
 };

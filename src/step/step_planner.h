@@ -30,7 +30,7 @@ class StepPlanner {
   /// The state is in no plan in the device's memory.
   void keep_state_outside() {
     limits_.state_must_leave = true;
-    stays_.state = limits_.device.is_cpu() ? Place::File : Place::Host;
+    stays_.state = place_outside(limits_.device);
   }
 
   /// The plan for a step: an earlier plan if one serves, otherwise a new plan. Null within a window, if nothing can be

@@ -64,6 +64,9 @@ class TrialRunner {
   virtual std::string described() const = 0;
 };
 
+/// The place outside of a device's memory, for parts of a step.
+inline Place place_outside(c10::Device device) { return device.is_cpu() ? Place::File : Place::Host; }
+
 /// The bytes of a part of a step in a file or on the host, instead of in the device's memory. Zeros: the part cannot
 /// leave memory.
 struct PartInFile {

@@ -161,7 +161,7 @@ class StepTrials {
   // The bytes for the activations of a micro-batch.
   int64_t room(int64_t items) const { return limits_->budget - counts_.left_free - bytes_beside(items, placement_); }
   Placement with_state(Place state) const { return {.state = state, .model = placement_.model}; }
-  Place outside() const { return limits_->device.is_cpu() ? Place::File : Place::Host; }
+  Place outside() const { return place_outside(limits_->device); }
   Place nearest_state() const { return state_must_be_outside_ ? farthest_state() : Place::Memory; }
   Place farthest_state() const { return counts_.state_in_file.can_leave() ? outside() : Place::Memory; }
   double state_seconds(Placement placement) const;
