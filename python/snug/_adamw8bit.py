@@ -79,11 +79,6 @@ class AdamW8bit(torch.optim.Optimizer):
             self._native = _snug.AdamW8bit(self.param_groups, self._min_elements)
             self._native.load_state_dict(native)
 
-    def _state_bytes_to_come(self):
-        known = self._native.state_dict().get("state", {})
-        sizes = [p.numel() for group in self.param_groups for p in group["params"]]
-        return sum(4 + (8 * n if n < self._min_elements else 2 * (n + 4 * -(-n // 256))) for i, n in enumerate(sizes) if str(i) not in known)
-
     def _native_optimizer(self):
         self._native.set_options(self.param_groups)
         return self._native

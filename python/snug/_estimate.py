@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _snug
-from ._adamw8bit import AdamW8bit
+from ._adamw8bit import AdamW8bit, native_of
 from ._first_step import FirstStep
 from ._memory import live_bytes
 from ._plan import curve
@@ -29,7 +29,7 @@ def estimate_memory(loss_of: Callable[[], Tensor], optimizer: torch.optim.Optimi
     groups = optimizer.param_groups if optimizer is not None else []
     parameters = [p for group in groups for p in group["params"] if p.requires_grad]
     if isinstance(optimizer, AdamW8bit):
-        state = optimizer._state_bytes_to_come()
+        state = native_of(optimizer).state_bytes_to_come()
     elif optimizer is not None:
         with torch.random.fork_rng(devices=[]):
             state = FirstStep(optimizer).state_bytes(parameters)

@@ -45,6 +45,7 @@ void bind_optimizers(py::module_& module) {
       .def("set_options", &set_options)
       .def(
           "step", [](AdamW8bit& optimizer) { optimizer.step(); }, py::call_guard<py::gil_scoped_release>())
+      .def("state_bytes_to_come", [](const AdamW8bit& optimizer) { return optimizer.state_bytes_to_come(); })
       .def("state_dict", [](const AdamW8bit& optimizer) { return to_python(optimizer.state_dict()); })
       .def("load_state_dict",
            [](AdamW8bit& optimizer, const py::dict& state) { optimizer.load_state_dict(from_python(state)); });
