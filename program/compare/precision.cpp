@@ -26,7 +26,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kNetworkWidth = 600;
+int64_t network_width(bool quick) { return quick ? 200 : 600; }
 constexpr size_t kShownBatch = 3;  // index of the measured batch in figures of a single batch
 
 struct Recipe {
@@ -48,11 +48,11 @@ struct Run {
   std::unique_ptr<torch::optim::AdamW> adam;
   std::unique_ptr<Stepper> stepper;
 
-  Run(const Recipe& recipe, c10::Device device) : model(kNetworkWidth) {
+  Run(const Recipe& recipe, const CompareFlags& flags) : model(network_width(flags.quick)) {
     if (recipe.weights == Weights::Low) {
       model->to(torch::kBFloat16);
     }
-    move_to(*model, device);
+    move_to(*model, flags.device);
     adam = std::make_unique<torch::optim::AdamW>(model->parameters());
     stepper = std::make_unique<Stepper>(
         model, *adam,
@@ -100,18 +100,20 @@ struct Measured {
   std::vector<double> dynamic;  // of each batch size
 };
 
-Measured measure_recipe(const Recipe& recipe, const std::vector<int64_t>& batches, c10::Device device) {
+Measured measure_recipe(const Recipe& recipe, const std::vector<int64_t>& batches, const CompareFlags& flags) {
   Measured measured{.recipe = &recipe, .fixed = {}, .dynamic = {}};
-  Run run(recipe, device);
-  run.step(two_tasks_data(16, device));
+  Run run(recipe, flags);
+  run.step(two_tasks_data(16, flags.device));
   measured.fixed = static_bytes(run, recipe);
   for (const int64_t batch : batches) {
-    measured.dynamic.push_back(static_cast<double>(run.step(two_tasks_data(batch, device)).activation_peak_bytes));
+    measured.dynamic.push_back(
+        static_cast<double>(run.step(two_tasks_data(batch, flags.device)).activation_peak_bytes));
   }
   return measured;
 }
 
-Exhibit dynamic_figure(const std::vector<Measured>& all, const std::vector<int64_t>& batches) {
+Exhibit dynamic_figure(const std::vector<Measured>& all, const std::vector<int64_t>& batches,
+                       const CompareFlags& flags) {
   Plot plot{.x = {.title = "batch", .log_base = 2},
             .y = {.title = "dynamic bytes", .quantity = Quantity::Bytes, .log_base = 2}};
   const std::vector<double> x(batches.begin(), batches.end());
@@ -125,11 +127,12 @@ Exhibit dynamic_figure(const std::vector<Measured>& all, const std::vector<int64
   return {.file = "precision-dynamic",
           .title = "Dynamic bytes over batch",
           .caption = "rise of memory in forward and backward, less the gradients",
-          .made = fmt::format("The network of sin-cos, {} wide; counted by the allocator.", kNetworkWidth),
+          .made = fmt::format("The network of sin-cos, {} wide; counted by the allocator.", network_width(flags.quick)),
           .content = plot};
 }
 
-Exhibit bytes_figure(const std::vector<Measured>& all, const std::vector<int64_t>& batches, size_t which) {
+Exhibit bytes_figure(const std::vector<Measured>& all, const std::vector<int64_t>& batches, size_t which,
+                     const CompareFlags& flags) {
   Bars bars{.quantity = Quantity::Bytes,
             .parts = {"parameters", "masters", "gradients", "optimizer state", "activations"}};
   const auto number = [](int64_t bytes) { return static_cast<double>(bytes); };
@@ -144,12 +147,12 @@ Exhibit bytes_figure(const std::vector<Measured>& all, const std::vector<int64_t
   return {.file = "precision-bytes",
           .title = "Static and dynamic bytes",
           .caption = fmt::format("batch {}", batches[which]),
-          .made = fmt::format("The network of sin-cos, {} wide, AdamW.", kNetworkWidth),
+          .made = fmt::format("The network of sin-cos, {} wide, AdamW.", network_width(flags.quick)),
           .content = bars};
 }
 
 // Of every batch, because the share of static bytes depends on the batch.
-Exhibit table_of(const std::vector<Measured>& all, const std::vector<int64_t>& batches) {
+Exhibit table_of(const std::vector<Measured>& all, const std::vector<int64_t>& batches, const CompareFlags& flags) {
   Table table{.header = {"batch", "FP32, static", "FP32, dynamic", "dynamic over static"}};
   for (size_t m = 1; m < all.size(); ++m) {
     table.header.push_back(fmt::format("{}, all of FP32's", all[m].recipe->name));
@@ -165,17 +168,18 @@ Exhibit table_of(const std::vector<Measured>& all, const std::vector<int64_t>& b
   }
   return {.file = "precision-table",
           .title = "Static and dynamic bytes, by batch",
-          .made = fmt::format("The network of sin-cos, {} wide, AdamW; counted by the allocator.", kNetworkWidth),
+          .made = fmt::format("The network of sin-cos, {} wide, AdamW; counted by the allocator.",
+                              network_width(flags.quick)),
           .content = table};
 }
 
 // The batch whose first step peaks at `limit` bytes of live memory, if the peak is affine in the batch.
-int64_t expected_batch(const Recipe& recipe, int64_t limit, c10::Device device) {
+int64_t expected_batch(const Recipe& recipe, int64_t limit, const CompareFlags& flags) {
   constexpr int64_t kSmall = 512, kLarge = 1024;
-  const int64_t level = MemoryLimit::smallest(device).count();
+  const int64_t level = MemoryLimit::smallest(flags.device).count();
   const auto peak_at = [&](int64_t items) {
-    const MemoryMeter meter(device);
-    Run(recipe, device).step(two_tasks_data(items, device));
+    const MemoryMeter meter(flags.device);
+    Run(recipe, flags).step(two_tasks_data(items, flags.device));
     return static_cast<double>(level + meter.report().peak_bytes);
   };
   const double small = peak_at(kSmall), slope = (peak_at(kLarge) - small) / (kLarge - kSmall);
@@ -184,7 +188,7 @@ int64_t expected_batch(const Recipe& recipe, int64_t limit, c10::Device device) 
 
 Exhibit largest_batches(Section& section, const CompareFlags& flags) {
   // CUDA's libraries keep some tens of MiB.
-  const int64_t limit = (flags.quick && !flags.device.is_cuda() ? int64_t{32} : int64_t{256}) << 20;
+  const int64_t limit = (flags.quick && !flags.device.is_cuda() ? int64_t{6} : int64_t{256}) << 20;
   const int64_t most = flags.quick ? 1 << 14 : 1 << 16;
   Bars bars{.quantity = Quantity::Count, .parts = {"batch"}};
   std::vector<Recipe> recipes(kRecipes.begin(), kRecipes.end());
@@ -192,11 +196,11 @@ Exhibit largest_batches(Section& section, const CompareFlags& flags) {
   for (const Recipe& recipe : recipes) {
     const auto trains = [&](int64_t items) {
       return fits(flags.device, limit, [&] {
-        Run run({recipe.name, recipe.precision, recipe.weights, std::min(recipe.micro_batch, items)}, flags.device);
+        Run run({recipe.name, recipe.precision, recipe.weights, std::min(recipe.micro_batch, items)}, flags);
         run.step(two_tasks_data(items, flags.device));
       });
     };
-    const int64_t batch = largest(most, trains, expected_batch(recipe, limit, flags.device));
+    const int64_t batch = largest(most, trains, expected_batch(recipe, limit, flags));
     bars.bars.push_back(
         {recipe.name, {static_cast<double>(batch)}, batch == most ? "and more: no end was looked for" : ""});
   }
@@ -228,7 +232,7 @@ Section compare_precision(const CompareFlags& flags) {
   }
   std::vector<Measured> all;
   for (const Recipe& recipe : kRecipes) {
-    all.push_back(measure_recipe(recipe, batches, flags.device));
+    all.push_back(measure_recipe(recipe, batches, flags));
   }
   const size_t which = kShownBatch;
   const auto ratio = [&](size_t i) { return all[0].dynamic[i] / static_cast<double>(all[0].fixed.total()); };
@@ -244,9 +248,9 @@ Section compare_precision(const CompareFlags& flags) {
       "autocast takes {:.0f} % of FP32's dynamic bytes, 16-bit weights {:.0f} %.",
       ratio(0), batches.front(), ratio(batches.size() - 1), batches.back(), batches[which],
       100 * all[1].dynamic[which] / all[0].dynamic[which], 100 * all[2].dynamic[which] / all[0].dynamic[which]));
-  section.exhibits.push_back(bytes_figure(all, batches, which));
-  section.exhibits.push_back(dynamic_figure(all, batches));
-  section.exhibits.push_back(table_of(all, batches));
+  section.exhibits.push_back(bytes_figure(all, batches, which, flags));
+  section.exhibits.push_back(dynamic_figure(all, batches, flags));
+  section.exhibits.push_back(table_of(all, batches, flags));
   section.exhibits.push_back(largest_batches(section, flags));
   return section;
 }
