@@ -8,6 +8,7 @@ usage: more_models_test.py [--table [MODEL...]]
 
 import copy
 import gc
+import itertools
 import statistics
 import sys
 import unittest
@@ -247,7 +248,7 @@ def print_table(names):
     gc.disable()  # its pauses are longer than a step
     columns = ["model", "plain peak, MiB", "share of the plain peak", "predicted, MiB", "measured, MiB", "bits", "plain step, ms",
                "time of the plan", "measured / predicted slowdown", "measured / predicted seconds", "planning, plain steps", "other operators"]
-    for cells in (columns, ["---"] * len(columns), *map(row, names)):
+    for cells in itertools.chain((columns, ["---"] * len(columns)), map(row, names)):
         print("|", " | ".join(cells), "|", flush=True)
 
 
