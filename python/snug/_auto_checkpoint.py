@@ -143,7 +143,6 @@ class AutoCheckpoint:
         budget, is_careful = max(0, room - call.gradients - self.memory_budget // 100), False
 
         def loss_of():
-            torch.clear_autocast_cache()  # so that weights are cast in each pass, as in each step
             outputs = call.model.forward(*pytree.tree_map(_leaf, call.args), **pytree.tree_map(_leaf, call.kwargs))
             loss, is_own = _loss(outputs)
             if outside is None and not is_own and not is_careful:
@@ -170,7 +169,6 @@ class AutoCheckpoint:
             found = made()
         if outside is None and not is_careful:
             self._outside[call.kind, call.sizes] = 0
-        torch.clear_autocast_cache()
         logging.getLogger("snug").info("auto_checkpoint: %s", found)
         return _Planned(call, found, is_careful, deviating)
 

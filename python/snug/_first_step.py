@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
+from ._memory import live_bytes
 from ._other_state import random_state, set_random_state
 
 #: Sizes of a small parameter, all different, so that a state's sizes tell which of the parameter's they are.
@@ -21,6 +22,7 @@ class FirstStep:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._state = {}  # by kind of parameter: see _try
+        self._blocks = {}  # by device
 
     def state_bytes(self, parameters: Iterable[torch.Tensor]) -> int:
         """The bytes of state to come for those `parameters` that have none yet. 0 for those whose copy could not step."""
@@ -33,9 +35,19 @@ class FirstStep:
         kind = index, _kind_of(parameter)
         if kind not in self._state:
             self._state |= _try(self._optimizer)
-        sizes = dict(zip(_SIZES, parameter.shape))
-        return sum(itemsize * (parameter.numel() if is_whole else math.prod(sizes.get(size, size) for size in shape))
-                   for itemsize, is_whole, shape in self._state.get(kind, ()))
+        sizes, block = dict(zip(_SIZES, parameter.shape)), self._block(parameter.device)
+        counts = (itemsize * (parameter.numel() if is_whole else math.prod(sizes.get(size, size) for size in shape))
+                  for itemsize, is_whole, shape in self._state.get(kind, ()))
+        return sum(math.ceil(count / block) * block for count in counts)
+
+    def _block(self, device):
+        """What the device's allocator gives for one byte: it gives multiples of that."""
+        if device.type == "cpu":
+            return 1
+        if device not in self._blocks:
+            before, one = live_bytes(device), torch.empty(1, dtype=torch.uint8, device=device)
+            self._blocks[device] = live_bytes(device) - before
+        return self._blocks[device]
 
 
 def _kind_of(parameter):
@@ -51,7 +63,7 @@ def _small(parameter):
 
 def _try(optimizer):
     """The state that a step makes for each kind of parameter in a group: the size of an element, whether there are as many as in
-    the parameter, and the shape. Nothing where the step fails."""
+    the parameter, and the shape; of what is on the parameter's device. Nothing where the step fails."""
     small, memo, random_before = {}, {id(optimizer.state): collections.defaultdict(dict)}, random_state()
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -70,5 +82,5 @@ def _try(optimizer):
     finally:
         set_random_state(random_before)
     return {kind: [(value.element_size(), value.numel() == one.numel(), tuple(value.shape))
-                   for value in twin.state.get(one, {}).values() if isinstance(value, torch.Tensor)]
+                   for value in twin.state.get(one, {}).values() if isinstance(value, torch.Tensor) and value.device == one.device]
             for kind, one in small.items()}

@@ -41,6 +41,16 @@ void restore_other_state(const std::any& state) {
   });
 }
 
+// Of a forward pass, or of a backward pass through a function of Python's: KeyboardInterrupt, SystemExit and the like.
+bool is_interrupt(const std::exception& error) {
+  const py::gil_scoped_acquire lock;
+  if (const auto* of_forward = dynamic_cast<const py::error_already_set*>(&error)) {
+    return !of_forward->matches(PyExc_Exception);
+  }
+  const auto* of_backward = dynamic_cast<const python_error*>(&error);
+  return of_backward != nullptr && PyErr_GivenExceptionMatches(of_backward->type, PyExc_Exception) == 0;
+}
+
 }  // namespace
 
 void bind_other_state() {
@@ -49,7 +59,8 @@ void bind_other_state() {
                                return Shared<py::object>(py::module_::import("snug._other_state").attr("OtherState")());
                              });
                            },
-                           .restore = &restore_other_state});
+                           .restore = &restore_other_state,
+                           .is_interrupt = &is_interrupt});
 }
 
 void bind_errors() {

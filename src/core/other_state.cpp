@@ -16,4 +16,8 @@ OtherState& the_other_state() {
 void set_other_state(OtherState state) { the_other_state() = std::move(state); }
 const OtherState& other_state() { return the_other_state(); }
 
+bool is_interrupt(const std::exception& error) {
+  return other_state().is_interrupt && other_state().is_interrupt(error);
+}
+
 }  // namespace snug::detail

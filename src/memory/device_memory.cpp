@@ -5,6 +5,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include "snug/core.h"
 #include "src/core/limit_below_use.h"
@@ -31,8 +32,19 @@ class CpuMemory final : public DeviceMemory {
 };
 
 // Allocators of devices report to the channel of the running thread. The threads of backward inherit the channel.
-class ProfilerChannel final : public c10::MemoryReportingInfoBase {
+// LibTorch takes what is in the channel for a ProfilerStateBase, and reads whether a profiler is on.
+class ProfilerChannel final : public torch::profiler::impl::ProfilerStateBase {
  public:
+  ProfilerChannel()
+      : ProfilerStateBase(torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::Disabled)) {}
+
+  // Of the profiler that is in this thread's channel. The callback takes what is in the channel for the profiler.
+  static at::CallbackHandle callback_of_profiler() {
+    auto* const found = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
+    auto* const profiler = dynamic_cast<ProfilerStateBase*>(found);
+    return profiler == nullptr ? at::INVALID_CALLBACK_HANDLE : profiler->*&ProfilerChannel::handle_;
+  }
+
   void reportMemoryUsage(void* data, int64_t bytes, size_t, size_t, c10::Device device) override {
     if (device.is_cpu()) {
       return;  // counted by our own allocator
@@ -45,6 +57,9 @@ class ProfilerChannel final : public c10::MemoryReportingInfoBase {
   }
   // Only LibTorch's allocator for the CPU asks, and would warn of tensors older than the channel.
   bool memoryProfilingEnabled() const override { return false; }
+  torch::profiler::impl::ActiveProfilerType profilerType() override {
+    return torch::profiler::impl::ActiveProfilerType::NONE;
+  }
 };
 
 struct Registry {
@@ -160,11 +175,21 @@ MemoryObservation::MemoryObservation(MemoryObserver& observer, c10::Device devic
     : observer_(observer) {
   device = ready(device);
   if (!device.is_cpu()) {
+    profiler_ = ProfilerChannel::callback_of_profiler();
+    if (profiler_ != at::INVALID_CALLBACK_HANDLE) {
+      at::disableCallback(profiler_);
+    }
     channel_.emplace(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<ProfilerChannel>());
   }
   add_observer(observer_, device, saved);
 }
 
-MemoryObservation::~MemoryObservation() { remove_observer(observer_); }
+MemoryObservation::~MemoryObservation() {
+  remove_observer(observer_);
+  channel_.reset();
+  if (profiler_ != at::INVALID_CALLBACK_HANDLE) {
+    at::reenableCallback(profiler_);
+  }
+}
 
 }  // namespace snug::detail

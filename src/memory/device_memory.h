@@ -16,6 +16,7 @@
 #include <optional>
 #include <set>
 
+#include <ATen/record_function.h>
 #include <c10/core/Device.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -104,7 +105,8 @@ void register_device_memory(c10::DeviceType type, std::unique_ptr<DeviceMemory> 
 /// Tells `observer` of allocations and releases on `device` until the end of the scope:
 /// - on the CPU, of all threads;
 /// - elsewhere, of this thread and of this thread's backward passes, through LibTorch's channel for memory profilers
-///   (c10::DebugInfoKind::PROFILER_STATE). The scope takes the place of a memory profiler in the channel.
+///   (c10::DebugInfoKind::PROFILER_STATE). The scope takes the place of a profiler in the channel, which records
+///   nothing meanwhile.
 ///
 /// The scope must not be destroyed on another thread.
 class [[nodiscard]] MemoryObservation final {
@@ -116,6 +118,7 @@ class [[nodiscard]] MemoryObservation final {
 
  private:
   MemoryObserver& observer_;
+  at::CallbackHandle profiler_ = at::INVALID_CALLBACK_HANDLE;
   std::optional<c10::DebugInfoGuard> channel_;
 };
 

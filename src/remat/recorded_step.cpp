@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
@@ -57,6 +58,7 @@ void run_step(const std::function<at::Tensor()>& forward_and_loss, const std::sh
   std::optional<MemoryLimit> limit(std::in_place, device, above(level, options.memory));
   EffectJournal::Run effects(journal);
   at::Tensor loss;
+  at::autocast::clear_cache();  // each run casts weights, as a step does
   {
     const PolicyScope saved(tape);
     const OperatorScope operators(*tape);
@@ -110,6 +112,7 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
   } catch (...) {
     failure = std::current_exception();
   }
+  at::autocast::clear_cache();
   tape->forget_listener();
   tape->close();  // after a failure, too: the program may keep a result, with the graph and the tape, for long
   if (options.parameters != nullptr) {

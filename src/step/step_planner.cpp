@@ -40,6 +40,7 @@
 
 #include "snug/state.h"
 #include "src/core/first_line.h"
+#include "src/core/other_state.h"
 #include "src/remat/activation_plan.h"
 
 namespace snug::detail {
@@ -193,7 +194,7 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
       refused->refuse_if_known();
     }
     const bool is_no_room = dynamic_cast<const ConfigError*>(&error) == nullptr &&  // on the disk or in the budget
-                            dynamic_cast<const DistributedError*>(&error) == nullptr;
+                            dynamic_cast<const DistributedError*>(&error) == nullptr && !is_interrupt(error);
     if (!in_memory || !is_no_room) {
       throw;
     }

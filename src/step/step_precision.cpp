@@ -48,6 +48,7 @@ Loss StepPrecision::forward(const std::function<Loss()>& loss_of) const {
   if (guard_.is_full("")) {
     whole_step_in_fp32.emplace("");
   }
+  Autocast::clear_cache();  // of a region around the step: each micro-batch casts weights, as planned
   return loss_of();
 }
 

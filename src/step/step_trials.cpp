@@ -54,6 +54,7 @@
 #include "snug/core.h"
 #include "snug/state.h"
 #include "src/core/first_line.h"
+#include "src/core/other_state.h"
 #include "src/memory/device_memory.h"
 #include "src/planner/extrapolate.h"
 #include "src/remat/activation_plan.h"
@@ -215,7 +216,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, const Way& way) 
     const bool is_misuse = dynamic_cast<const ConfigError*>(&error) != nullptr;
     const bool may_fail =
         measured_for_ > 0 || way.plan != nullptr || (items < step.counts.batch && step.micro_batch == 0);
-    if (dynamic_cast<const PlanningMisuse*>(&error) != nullptr ||
+    if (dynamic_cast<const PlanningMisuse*>(&error) != nullptr || is_interrupt(error) ||
         (!is_memory && ((is_misuse && measured_for_ == 0) || !may_fail))) {
       throw;
     }

@@ -197,7 +197,7 @@ MODELS = {
     "convolutions": lambda: (Convolutions(), torch.randn(4, 3, 16, 16), targets),
     "lstm": lambda: (Lstm(), torch.randn(8, 20, 32), targets),
     "transformer": lambda: (Transformer(), torch.randn(4, 16, 32), targets),
-    "tied": lambda: (Tied(), torch.randint(50, (4, 16)), lambda y: F.cross_entropy(y, torch.zeros(64, dtype=torch.long))),
+    "tied": lambda: (Tied(), torch.randint(50, (4, 16)), lambda y: F.cross_entropy(y, torch.zeros(64, dtype=torch.long, device=y.device))),
     "function": lambda: (WithFunction(), vectors(), targets),
     "checkpoint": lambda: (Checkpointed(use_reentrant=False), vectors(), targets),
     "autocast": lambda: (Autocast(), vectors(), targets),

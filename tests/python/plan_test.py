@@ -289,6 +289,24 @@ class Plans(unittest.TestCase):
         self.assertEqual(peak, plan.peak_bytes)
         self.assertEqual(plan.deviation, "")
 
+    def test_made_inside_of_autocast_are_for_steps_that_cast_weights(self):
+        model, loss_of = made("mlp")
+        level = snug.live_bytes()
+        with torch.autocast("cpu", torch.bfloat16):
+            plan = as_small_as(loss_of, 0.5)
+            self.assertEqual(snug.live_bytes(), level)
+
+        def step():
+            with torch.autocast("cpu", torch.bfloat16):
+                return loss_of()
+
+        plain, plain_peak = trained(model, step)
+        planned, peak = trained(model, step, plan)
+        self.assertTrue(same_bits(plain, planned))
+        self.assertEqual(plan.deviation, "")
+        self.assertLessEqual(peak, plan.peak_bytes)
+        self.assertLess(plan.peak_bytes, plain_peak)
+
     def test_are_as_before_after_a_forward_pass_that_raised(self):
         model, loss_of = made("mlp")
         plain, _ = trained(model, loss_of)

@@ -48,6 +48,19 @@ class StateAsItWrites(torch.optim.Optimizer):
             parameter.addcdiv_(state["mean"], state["square"].sqrt().add_(1e-8), value=-1e-3)
 
 
+class Interrupted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, in_backward):
+        ctx.in_backward = in_backward
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.in_backward:
+            raise KeyboardInterrupt
+        return gradient, None
+
+
 class LargeWorkspace(torch.optim.Optimizer):
     def __init__(self, params):
         super().__init__(params, {})
@@ -341,19 +354,44 @@ class Steps(unittest.TestCase):
         self.assertNotRegex(str(raised.exception), "frame #|most recent call first")
 
     def test_end_where_somebody_interrupts(self):
+        for in_backward in (False, True):
+            call = 1
+            while self.interrupted(call, in_backward):
+                call += 1
+            self.assertGreater(call, 3)  # planning has tried parts of the batch
+
+    def interrupted(self, last, in_backward):
+        """Interrupts a step in call number `last`; False where the step has fewer calls."""
         model, x, y = problem(dropout=0)
-        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), memory="1GiB")
-        calls = []
+        calls, before = [], bits(model)
+        stepper = snug.Stepper(model, torch.optim.AdamW(model.parameters()), memory=budget_for(model, 0.4, x, y, state=2))
 
-        def interrupted(x, y):
-            calls.append(1)
-            raise KeyboardInterrupt
+        def loss_of(x, y):
+            calls.append(len(x))
+            is_last = len(calls) == last
+            if is_last and not in_backward:
+                raise KeyboardInterrupt
+            return F.mse_loss(Interrupted.apply(model(x), is_last), y)
 
-        before = bits(model)
-        with self.assertRaises(KeyboardInterrupt):
-            stepper.step((x, y), interrupted)
-        self.assertEqual(len(calls), 1)
-        self.assertTrue(same(before, bits(model)))
+        try:
+            stepper.step((x, y), loss_of)
+        except KeyboardInterrupt:
+            self.assertEqual(len(calls), last)
+            self.assertTrue(same(before, bits(model)))
+            return True
+        self.assertLess(len(calls), last)
+        return False
+
+    def test_cast_weights_in_each_micro_batch_inside_of_autocast(self):
+        model, _, _ = problem(dropout=0)
+        x, y = torch.randn(1024, 64), torch.randn(1024, 64)
+        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=budget_for(model, 0.12, x, y), micro_batch=256)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                result = stepper.step((x, y), lambda x, y: F.mse_loss(model(x).float(), y))
+            self.assertEqual(result.micro_batches, 4)
+            self.assertIn("rebuilt", stepper.plan)
+            self.assertEqual(result.plan_deviation, "")
 
     def test_refuse_hooks_of_a_step_that_cpp_makes(self):
         model, x, y = problem(dropout=0)

@@ -1,4 +1,4 @@
-"""A wheel of the package is built from a build folder, installed somewhere, and works there.
+"""An sdist of the package has all that CMake needs. A wheel of it is built with a build folder, installed somewhere, and works there.
 
 usage: wheel_test.py SOURCE BUILD
 """
@@ -9,16 +9,26 @@ import subprocess
 import sys
 import tempfile
 
+import torch
+
 
 def main():
     source, build = map(pathlib.Path, sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder, "source")
         copy.mkdir()
-        for name in ("python", "CMakeLists.txt"):  # pip writes beside what it builds
+        for name in ("python", "cmake", "include", "src", "CMakeLists.txt", "LICENSE"):  # pip writes beside what it builds
             subprocess.run(["cp", "-r", source / name, copy], check=True)
+        subprocess.run([sys.executable, "setup.py", "-q", "sdist", "-d", folder], check=True, cwd=copy / "python")
+        (sdist,) = pathlib.Path(folder).glob("snug-*.tar.gz")
+        subprocess.run(["rm", "-r", copy], check=True)
+        subprocess.run(["tar", "-xf", sdist, "-C", folder], check=True)
+        (unpacked,) = pathlib.Path(folder).glob("snug-*/source")
+        subprocess.run(["cmake", "-S", unpacked, "-B", pathlib.Path(folder, "build"), f"-DPython_EXECUTABLE={sys.executable}",
+                        f"-DTorch_DIR={torch.utils.cmake_prefix_path}/Torch", "-DSNUG_BUILD_CLI=OFF", "-DSNUG_BUILD_C=OFF",
+                        "-DSNUG_BUILD_TESTS=OFF", "-DSNUG_BUILD_EXAMPLES=OFF"], check=True, stdout=subprocess.DEVNULL)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-        subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, copy / "python"], check=True,
+        subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, sdist], check=True,
                        env={**os.environ, "SNUG_BUILD_DIR": str(build)})
         (wheel,) = pathlib.Path(folder).glob("*.whl")
         site = pathlib.Path(folder, "site")

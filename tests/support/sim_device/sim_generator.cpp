@@ -1,6 +1,7 @@
 #include "tests/support/sim_device/sim_generator.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 #include <mutex>
 #include <vector>
@@ -96,6 +97,15 @@ void Draw::finish() {
   if (after_.defined()) {
     const std::lock_guard lock(device_.mutex());
     take_state(after_, device_);
+  }
+}
+
+// For Python, where torch.manual_seed asks a device's module.
+extern "C" void sim_device_manual_seed(uint64_t seed) {
+  for (c10::DeviceIndex i = 0; i < kDevices; ++i) {
+    at::Generator generator = default_generator(i);
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(seed);
   }
 }
 
