@@ -303,7 +303,7 @@ class Trainer::Impl {
     }
     const bool may_leave = state_may_leave();
     const int64_t state = may_leave ? 0 : optimizer_.state_bytes_to_come();
-    const Bytes least(live_bytes(device_).count() + gradients + state);
+    const Bytes least = live_bytes(device_) + Bytes(gradients + state);
     if (least > config_.memory) {
       throw BudgetExceeded(fmt::format(
           "train: {} takes {} on {} for the parameters and their gradients{} alone, and a step needs more; the limit is "
