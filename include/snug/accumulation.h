@@ -55,9 +55,6 @@ class Loss {
   static Loss sum(at::Tensor sum, at::Tensor count);
   /// `mean`: scalar, averaged over `count` items. A micro-batch with count 0 is left out, NaN or not.
   static Loss mean(at::Tensor mean, int64_t count);
-  /// The count is read at once, because a mean over no items must not go backward. Reading waits for the count's
-  /// device. Throws ConfigError unless the count is whole.
-  static Loss mean(at::Tensor mean, at::Tensor count);
   /// A loss that is not a sum over items (contrastive losses, for example). The batch of such a loss must not be split.
   static Loss whole(at::Tensor loss);
 

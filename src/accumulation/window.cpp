@@ -103,8 +103,7 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
     return metrics_.empty() ? all.front() : at::stack(all);
   };
 
-  // A mean's count is read at once: the mean over no items may be NaN, and its backward must be skipped.
-  if (loss.count_tensor().defined() && !is_mean) {
+  if (loss.count_tensor().defined()) {
     const at::Tensor count = loss.count_tensor().reshape({}).to(value.device(), at::kDouble);
     if (provisional_ > 0) {
       provisional_on_device_ = at::full_like(count, provisional_);
