@@ -139,8 +139,10 @@ class AccumulationWindow {
   struct Totals {
     int64_t items = 0;  ///< sum of the counts; 0: nothing to step for
     int64_t micro_batches = 0;
-    at::Tensor mean_loss;                       ///< FP64 scalar on the losses' device; undefined if items is 0
-    std::map<std::string, at::Tensor> metrics;  ///< means over the items, as mean_loss; empty if items is 0
+    at::Tensor mean_loss;  ///< FP64 scalar on the losses' device; undefined if items is 0
+    /// Means over the items, as mean_loss. Empty if items is 0, and in a process that called weigh() for no Loss,
+    /// because such a process knows no names.
+    std::map<std::string, at::Tensor> metrics;
     double correction = 1.0;  ///< the factor that gradients were multiplied with: provisional over real number of items
   };
 

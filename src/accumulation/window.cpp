@@ -164,7 +164,7 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
     return totals;
   }
   totals.mean_loss = loss_sum / static_cast<double>(totals.items);
-  if (!metrics_.empty()) {
+  if (totals.mean_loss.dim() > 0) {
     const std::vector<at::Tensor> means = totals.mean_loss.unbind();
     totals.mean_loss = means.front();
     for (size_t i = 0; i < metrics_.size(); ++i) {

@@ -242,6 +242,19 @@ TEST(WindowCounts, AnFp16LossOverMoreItemsThanFp16CanCountKeepsItsGradient) {
   }
 }
 
+TEST(Window, GivesTheMeanLossAloneToAProcessWithoutItemsWhereOthersHaveMetrics) {
+  Weight t;
+  t.window.begin();
+  const auto totals = t.window.close([](double& items, Tensor& sums) {
+    items = 4;
+    sums = torch::tensor({6.0, 10.0}, torch::kDouble);
+  });
+  EXPECT_EQ(totals.items, 4);
+  EXPECT_EQ(totals.mean_loss.dim(), 0);
+  EXPECT_DOUBLE_EQ(totals.mean_loss.item<double>(), 1.5);
+  EXPECT_TRUE(totals.metrics.empty());
+}
+
 TEST(Window, CorrectsAGradientWhoseMemoryHasTheNegative) {
   const Tensor w = testing::one();
   AccumulationWindow window{{{"w", w}}};
