@@ -596,18 +596,26 @@ class Stepper::Impl {
     UpdateAware& update = detail::capabilities_of(optimizer_).update;
     // Without data_parallel, an optimizer over several ranks speaks with the other ranks itself.
     const bool agrees_itself = ranks_->is_alone() && update.agrees_across_ranks();
-    const bool begins_late = !agrees_itself && update.before_writing([this] { begin_writing(); });
+    bool has_begun = false;
+    const auto begin = [&] {
+      begin_writing();
+      has_begun = true;
+    };
+    const bool begins_late = !agrees_itself && update.before_writing(begin);
     const auto take_back = c10::make_scope_exit([&] {
       if (begins_late) {
         update.before_writing({});
       }
     });
     if (!begins_late) {
-      begin_writing();
+      begin();
     }
     // An optimizer that allocates while writing could run out of memory with the update half made.
     if (!begins_late && !budget_.limit().is_unlimited() && !detail::knows_state_to_come(optimizer_)) {
       unlimited.emplace(device(), budget_.limit());
+    }
+    if (!has_begun) {  // nothing was written, as where the scaler leaves out an optimizer that does not skip itself
+      begin();
     }
     result.outcome_ = scaler().step(optimizer_);
     const auto lost_updates = std::exchange(lost_updates_, std::nullopt);
