@@ -356,12 +356,12 @@ class Trainer::Impl {
   }
 
   // With on_spike, a step out of line leaves the parameters unchanged.
-  std::function<bool(double, double)> accept_update() {
+  std::function<bool(const StepResult&)> accept_update() {
     if (config_.on_spike == OnSpike::GoOn) {
       return {};
     }
-    return [this](double loss, double grad_norm) {
-      spike_ = spikes_.judge(detail::without_nan_sign(loss), detail::without_nan_sign(grad_norm));
+    return [this](const StepResult& result) {
+      spike_ = spikes_.judge(detail::without_nan_sign(result.loss()), detail::without_nan_sign(result.grad_norm()));
       return spike_.empty();
     };
   }

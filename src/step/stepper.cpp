@@ -568,8 +568,7 @@ class Stepper::Impl {
   }
 
   bool is_accepted(const StepResult& result) {
-    return !options_.accept_update || scaler().will_skip(optimizer_) ||
-           options_.accept_update(result.loss(), result.grad_norm());
+    return !options_.accept_update || scaler().will_skip(optimizer_) || options_.accept_update(result);
   }
 
   void leave_out_update() {
@@ -614,10 +613,10 @@ class Stepper::Impl {
     if (!begins_late && !budget_.limit().is_unlimited() && !detail::knows_state_to_come(optimizer_)) {
       unlimited.emplace(device(), budget_.limit());
     }
+    result.outcome_ = scaler().step(optimizer_);
     if (!has_begun) {  // nothing was written, as where the scaler leaves out an optimizer that does not skip itself
       begin();
     }
-    result.outcome_ = scaler().step(optimizer_);
     const auto lost_updates = std::exchange(lost_updates_, std::nullopt);
     if (std::exchange(sample_gradients_, false) && lost_updates && result.stepped()) {
       lost_updates->add_to(result.gradient_statistics);
@@ -826,11 +825,12 @@ Stepper::Stepper(torch::nn::Module& model, std::vector<torch::optim::Optimizer*>
   });
 }
 
-Stepper::Stepper(std::vector<at::Tensor> parameters, torch::optim::Optimizer& optimizer, StepperOptions options) {
+Stepper::Stepper(std::vector<at::Tensor> parameters, std::vector<torch::optim::Optimizer*> optimizers,
+                 StepperOptions options) {
   with_name(options.name, [&] {
     detail::check(options);
     auto loose = std::make_shared<detail::LooseParameters>(std::move(parameters));
-    impl_ = std::make_unique<Impl>(*loose, std::vector{&optimizer}, detail::lasting(options), loose);
+    impl_ = std::make_unique<Impl>(*loose, std::move(optimizers), detail::lasting(options), loose);
   });
 }
 
