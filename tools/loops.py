@@ -50,6 +50,8 @@ def main():
     failed = False
     for name in LOOPS:
         run = subprocess.run([pathlib.Path(sys.argv[2]) / name], capture_output=True, text=True)
+        if " bits" not in run.stdout:
+            sys.exit(f"{name} failed: {run.stderr}")
         print(row(root, name, run.stdout), flush=True)
         failed = failed or run.returncode != 0
     return 1 if failed else 0
