@@ -56,7 +56,7 @@ void plan_with_a_disk(torch::nn::Sequential& model, const Tensor& x, const Tenso
 // A model that is built and trained in fewer bytes than its weights take: 4 MiB of them in 2 MiB.
 void train_outside_of_memory(const Tensor& x, const Tensor& y) {
   const std::string scratch = std::filesystem::temp_directory_path().string();
-  const snug::Bytes budget(snug::live_bytes(torch::kCPU).count() + (2 << 20));
+  const snug::Bytes budget = snug::live_bytes(torch::kCPU) + snug::Bytes::parse("2MiB");
   std::optional<snug::TensorsInFile> in_file(std::in_place, scratch);
   auto model = deep_model();  // its weights are in files from the beginning
   in_file.reset();

@@ -116,7 +116,7 @@ void memory_summary(Model& model, torch::optim::Optimizer& optimizer, Tensor x) 
 }
 
 void under_a_limit(Model& model, Tensor x) {
-  const snug::Bytes bytes(snug::live_bytes(torch::kCPU).count() + (1 << 20));
+  const snug::Bytes bytes = snug::live_bytes(torch::kCPU) + snug::Bytes::parse("1MiB");
   snug::MemoryLimit limit(torch::kCPU, bytes);
   model->forward(x).sum().backward();  // c10::OutOfMemoryError if it takes more
 }

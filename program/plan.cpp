@@ -137,8 +137,8 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
     offload = flags.offload;
   }
   const bool may_leave = flags.offloads && model.device.is_cpu();
-  const Bytes least(
-      may_leave ? 0 : MemoryLimit::smallest(model.device).count() + 3 * model.parameters);  // gradients, moments
+  const Bytes least =
+      may_leave ? Bytes(0) : MemoryLimit::smallest(model.device) + Bytes(3 * model.parameters);  // gradients, moments
   Stepper stepper(*model.model.module, optimizer,
                   {.budget = {.memory = std::max(budget, least), .plan_folder = flags.plans, .offload = offload}});
   Bytes takes = Bytes::unlimited();

@@ -74,8 +74,9 @@ MakeOptimizer maker(Options options) {
 template <class Optimizer, class Options>
 MakeOptimizer adam_of(Texts& texts, Options options) {
   options.lr = texts.number("lr", options.lr);
-  options.beta1 = texts.number("beta1", options.beta1);
-  options.beta2 = texts.number("beta2", options.beta2);
+  auto& [beta1, beta2] = options.betas;
+  beta1 = texts.number("beta1", beta1);
+  beta2 = texts.number("beta2", beta2);
   options.eps = texts.number("eps", options.eps);
   options.weight_decay = texts.number("weight_decay", options.weight_decay);
   return maker<Optimizer>(options);

@@ -55,9 +55,6 @@ class Loss {
   static Loss sum(at::Tensor sum, at::Tensor count);
   /// `mean`: scalar, averaged over `count` items. A micro-batch with count 0 is left out, NaN or not.
   static Loss mean(at::Tensor mean, int64_t count);
-  /// The count is read at once, because a mean over no items must not go backward. Reading waits for the count's
-  /// device. Throws ConfigError unless the count is whole.
-  static Loss mean(at::Tensor mean, at::Tensor count);
   /// A loss that is not a sum over items (contrastive losses, for example). The batch of such a loss must not be split.
   static Loss whole(at::Tensor loss);
 
@@ -142,8 +139,10 @@ class AccumulationWindow {
   struct Totals {
     int64_t items = 0;  ///< sum of the counts; 0: nothing to step for
     int64_t micro_batches = 0;
-    at::Tensor mean_loss;                       ///< FP64 scalar on the losses' device; undefined if items is 0
-    std::map<std::string, at::Tensor> metrics;  ///< means over the items, as mean_loss; empty if items is 0
+    at::Tensor mean_loss;  ///< FP64 scalar on the losses' device; undefined if items is 0
+    /// Means over the items, as mean_loss. Empty if items is 0, and in a process that called weigh() for no Loss,
+    /// because such a process knows no names.
+    std::map<std::string, at::Tensor> metrics;
     double correction = 1.0;  ///< the factor that gradients were multiplied with: provisional over real number of items
   };
 

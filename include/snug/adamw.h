@@ -11,6 +11,7 @@
 //
 //   snug::AdamW8bit optimizer(model->parameters(), {.lr = 3e-4});
 
+#include <tuple>
 #include <vector>
 
 #include <torch/optim/adam.h>
@@ -22,8 +23,7 @@ namespace snug {
 
 struct AdamWOptions {
   double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
+  std::tuple<double, double> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 0.01;  ///< decoupled from the gradient, as the W says
   /// For FP16 and BF16 parameters: keeps an FP32 copy of each parameter in the state, updates the copy, and rounds the
@@ -67,8 +67,7 @@ class AdamW : public FusedOptimizer {
 
 struct AdamOptions {
   double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
+  std::tuple<double, double> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 0;  ///< added to the gradient (L2)
 };
@@ -88,8 +87,7 @@ class Adam : public FusedOptimizer {
 
 struct AdamW8bitOptions {
   double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
+  std::tuple<double, double> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 0.01;
   /// Parameters with fewer elements keep FP32 moments. Such parameters are many, small, and often sensitive (biases,

@@ -2,7 +2,6 @@
 // Gradient clipping that never waits for the device: the norm is returned as a tensor.
 //
 //   snug::clip_grad_norm_(model->parameters(), 1.0);
-//   snug::clip_grad_value_(model->parameters(), 0.5);
 
 #include <vector>
 
@@ -20,12 +19,5 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
 
 /// Returns the norm, and scales nothing.
 at::Tensor grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
-
-/// Limits every number of the gradients of `parameters` to [-value, value], in place; NaN stays NaN, as in Python. The
-/// limit changes the gradient's direction; clip_grad_norm_ keeps the direction. Formula: torch/nn/utils/clip_grad.py
-/// (clip_grad_value_). Parameters without a gradient are left out. Sparse gradients are coalesced first, so the sum
-/// over repeated rows is limited. A value beyond the type's range limits to the type's largest finite number; Python
-/// throws. Throws ConfigError unless value >= 0 (infinity included: then nothing changes).
-void clip_grad_value_(const std::vector<at::Tensor>& parameters, double value);
 
 }  // namespace snug

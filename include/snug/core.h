@@ -3,6 +3,7 @@
 //
 //   snug::Bytes budget = snug::Bytes::parse("1.5GiB");
 //   if (snug::Bytes(used) > budget) { ... budget.str() ... }      // "1.50 GiB"
+//   snug::Bytes limit = snug::live_bytes(torch::kCPU) + budget * 0.6;
 //
 // Bytes::unlimited() compares greater than every other amount, so "no limit" needs no special case.
 //
@@ -47,6 +48,21 @@ class Bytes {
   std::string str() const;
 
   friend auto operator<=>(const Bytes&, const Bytes&) = default;
+
+  /// Sums and products that are more than a 64-bit number of bytes holds are unlimited(). unlimited() stays unlimited()
+  /// in sums, in products with a number above 0, and less any other amount.
+  friend Bytes operator+(Bytes a, Bytes b);
+  /// Throws ConfigError if the difference is below 0, or if `b` is unlimited().
+  friend Bytes operator-(Bytes a, Bytes b);
+  /// The nearest whole number of bytes. Exact for whole numbers and results below 8 PiB, which a double holds. Throws
+  /// ConfigError unless `factor` is finite and >= 0.
+  friend Bytes operator*(Bytes bytes, double factor);
+  friend Bytes operator*(double factor, Bytes bytes) { return bytes * factor; }
+  /// The same as the product with the inverse of `divisor`, but rounded once. Throws ConfigError unless `divisor` is
+  /// finite and > 0.
+  friend Bytes operator/(Bytes bytes, double divisor);
+  /// How many times as much: `peak / plain_peak` is 0.6 for a peak of 60 %.
+  friend double operator/(Bytes a, Bytes b) { return static_cast<double>(a.count_) / static_cast<double>(b.count_); }
 
  private:
   static constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();

@@ -115,9 +115,8 @@ class Loader {
   /// allocates. For the first step within a budget, because the first step measures.
   void wait();
 
-  /// The epoch of the next batch, from 0, and the number of items of the epoch, of all ranks, that were used.
+  /// The epoch of the next batch, from 0.
   int64_t epoch() const;
-  int64_t position() const;
   /// The number of batches in an epoch.
   int64_t batches() const;
 

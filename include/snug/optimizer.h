@@ -84,13 +84,12 @@ class UpdateAware {
     return dtype == c10::ScalarType::Float || dtype == c10::ScalarType::Double;
   }
 
-  /// Returns true if this optimizer's step() allocates everything needed before the first write, and is also called for
-  /// steps that a gradient scaler skips (see GradientScalingAware). Then:
+  /// Returns true if this optimizer's step() allocates everything needed before the first write. Then:
   /// - The next step(), and only the next step(), calls `hook` just before the first write. If `hook` throws, the step
   ///   is not made.
   /// - An optimizer over several ranks does not tell the other ranks whether that step failed. If one rank fails,
   ///   `hook` throws on the other ranks.
-  /// - An empty `hook` cancels an earlier hook.
+  /// - An empty `hook` cancels an earlier hook, as after a step that a gradient scaler has left out.
   virtual bool before_writing(std::function<void()> /*hook*/) { return false; }
 
   /// Whether step() without a hook exchanges messages with other ranks, so that either all ranks make the update or no

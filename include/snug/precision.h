@@ -102,10 +102,6 @@ struct GradientStatistics {
   /// the change is less than half the distance between neighbouring 16-bit values. FP32 weights, masters or stochastic
   /// rounding avoid this loss. Empty: not measured.
   std::optional<double> lost_updates;
-
-  /// Share of all elements with |g| * scale below `smallest`, zeros included. With `smallest` = 2^-24 for FP16, the
-  /// share of elements that become zero or nearly zero.
-  double share_below(double smallest, double scale = 1) const;
 };
 
 /// Statistics of the gradients of named parameters; parameters without a gradient are left out. Waits for the device

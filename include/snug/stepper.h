@@ -65,7 +65,11 @@ class Stepper {
   /// optimizer's groups leaves the Stepper, and memory, in the next step. Messages name a parameter by the parameter's
   /// place in the groups, counted from 0. Weights::Low and data_parallel are ConfigErrors. Replaced parameters:
   /// docs/budget.md.
-  Stepper(std::vector<at::Tensor> parameters, torch::optim::Optimizer& optimizer, StepperOptions options = {});
+  Stepper(std::vector<at::Tensor> parameters, torch::optim::Optimizer& optimizer, StepperOptions options = {})
+      : Stepper(std::move(parameters), std::vector<torch::optim::Optimizer*>{&optimizer}, std::move(options)) {}
+  /// For several optimizers, such as one for each tensor. As for a module.
+  Stepper(std::vector<at::Tensor> parameters, std::vector<torch::optim::Optimizer*> optimizers,
+          StepperOptions options = {});
   ~Stepper();
   Stepper(Stepper&&) noexcept;
 

@@ -23,6 +23,8 @@
 
 namespace snug {
 
+class StepResult;
+
 namespace detail {
 class TrainingRanks;
 }
@@ -167,11 +169,12 @@ struct StepperOptions {
   /// - ConfigError if the function writes a parameter. The parameter stays written.
   /// - ConfigError with gradient_noise, whose two norms would not be comparable.
   std::function<void(const std::vector<std::pair<std::string, at::Tensor>>& parameters)> before_update = {};
-  /// Decides on each update. Gets the step's loss and gradient norm, as in StepResult, and waits for the device.
+  /// Decides on each update. Gets the step's result so far: loss(), grad_norm() and metric() wait for the device;
+  /// stepped(), peak_bytes and times are not known yet.
   /// - false: the update is left out, StepResult::stepped() returns false, and the loss scale stays.
   /// - Not asked if loss scaling already leaves the update out.
   /// - All ranks are asked about the same numbers, and all must give the same answer.
-  std::function<bool(double loss, double grad_norm)> accept_update = {};
+  std::function<bool(const StepResult& result)> accept_update = {};
   /// Measures one more norm a step for GradientNoise: the norm of the first micro-batch, and only of the first for the
   /// reason given at GradientNoise::add. Measured if the batch was split, by hand or by a budget, and the losses'
   /// counts are on the host. ConfigError if nothing can split the batch.

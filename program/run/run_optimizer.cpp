@@ -36,7 +36,7 @@ Groups parameter_groups(const torch::nn::Module& model, const TrainConfig& confi
   // With steps of AdamW's size, so that both optimizers have one learning rate.
   if (config.optimizer == OptimizerChoice::Muon) {
     return Muon::groups(model, {.lr = config.lr, .weight_decay = config.weight_decay, .match_rms_adamw = true},
-                        {.lr = config.lr, .beta1 = kBeta1, .beta2 = kBeta2, .weight_decay = 0});
+                        {.lr = config.lr, .betas = {kBeta1, kBeta2}, .weight_decay = 0});
   }
   std::vector<at::Tensor> matrices;
   std::vector<at::Tensor> others;

@@ -303,7 +303,7 @@ class Trainer::Impl {
     }
     const bool may_leave = state_may_leave();
     const int64_t state = may_leave ? 0 : optimizer_.state_bytes_to_come();
-    const Bytes least(live_bytes(device_).count() + gradients + state);
+    const Bytes least = live_bytes(device_) + Bytes(gradients + state);
     if (least > config_.memory) {
       throw BudgetExceeded(fmt::format(
           "train: {} takes {} on {} for the parameters and their gradients{} alone, and a step needs more; the limit is "
@@ -356,12 +356,12 @@ class Trainer::Impl {
   }
 
   // With on_spike, a step out of line leaves the parameters unchanged.
-  std::function<bool(double, double)> accept_update() {
+  std::function<bool(const StepResult&)> accept_update() {
     if (config_.on_spike == OnSpike::GoOn) {
       return {};
     }
-    return [this](double loss, double grad_norm) {
-      spike_ = spikes_.judge(detail::without_nan_sign(loss), detail::without_nan_sign(grad_norm));
+    return [this](const StepResult& result) {
+      spike_ = spikes_.judge(detail::without_nan_sign(result.loss()), detail::without_nan_sign(result.grad_norm()));
       return spike_.empty();
     };
   }

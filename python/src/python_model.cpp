@@ -104,7 +104,7 @@ at::Tensor PythonOptimizer::step(LossClosure closure) {
     const c10::Device device = param_groups().front().params().front().device();
     const int64_t state =
         state_bytes_to_come_of([](const at::Tensor& parameter) { return parameter.grad().defined(); });
-    const Bytes with_state(live_bytes(device).count() + state);
+    const Bytes with_state = live_bytes(device) + Bytes(state);
     if (state > 0 && with_state > limit_) {
       C10_THROW_ERROR(OutOfMemoryError,
                       "the optimizer's state would make " + with_state.str() + " of live tensor memory");

@@ -29,7 +29,6 @@ Loss::Loss(Kind kind, at::Tensor value, int64_t count, at::Tensor count_tensor)
 Loss Loss::sum(at::Tensor sum, int64_t count) { return {Kind::Sum, std::move(sum), count, {}}; }
 Loss Loss::sum(at::Tensor sum, at::Tensor count) { return {Kind::Sum, std::move(sum), 0, std::move(count)}; }
 Loss Loss::mean(at::Tensor mean, int64_t count) { return {Kind::Mean, std::move(mean), count, {}}; }
-Loss Loss::mean(at::Tensor mean, at::Tensor count) { return {Kind::Mean, std::move(mean), 0, std::move(count)}; }
 Loss Loss::whole(at::Tensor loss) { return {Kind::Whole, std::move(loss), 1, {}}; }
 
 Loss Loss::with(const std::string& name, const at::Tensor& value) const {

@@ -103,8 +103,7 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
     return metrics_.empty() ? all.front() : at::stack(all);
   };
 
-  // A mean's count is read at once: the mean over no items may be NaN, and its backward must be skipped.
-  if (loss.count_tensor().defined() && !is_mean) {
+  if (loss.count_tensor().defined()) {
     const at::Tensor count = loss.count_tensor().reshape({}).to(value.device(), at::kDouble);
     if (provisional_ > 0) {
       provisional_on_device_ = at::full_like(count, provisional_);
@@ -165,7 +164,7 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
     return totals;
   }
   totals.mean_loss = loss_sum / static_cast<double>(totals.items);
-  if (!metrics_.empty()) {
+  if (totals.mean_loss.dim() > 0) {
     const std::vector<at::Tensor> means = totals.mean_loss.unbind();
     totals.mean_loss = means.front();
     for (size_t i = 0; i < metrics_.size(); ++i) {

@@ -76,6 +76,9 @@ int64_t times(std::string_view whole, std::string_view fraction, int64_t unit) {
   return __builtin_add_overflow(count, std::llround(bytes), &count) ? -1 : count;
 }
 
+// 2^63 is the first double that an int64_t does not hold.
+Bytes nearest(double bytes) { return bytes >= 0x1p63 ? Bytes::unlimited() : Bytes(std::llround(bytes)); }
+
 }  // namespace
 
 Bytes::Bytes(int64_t count) : count_(count) {
@@ -83,6 +86,32 @@ Bytes::Bytes(int64_t count) : count_(count) {
     throw ConfigError(fmt::format(
         "Bytes: the amount is {} bytes; give 0 or more (was a difference taken the wrong way round?)", count));
   }
+}
+
+Bytes operator+(Bytes a, Bytes b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a.count_, b.count_, &sum) ? Bytes::unlimited() : Bytes(sum);
+}
+
+Bytes operator-(Bytes a, Bytes b) {
+  if (a < b || b.is_unlimited()) {
+    throw ConfigError(fmt::format("Bytes: {} less {} is no amount of bytes; compare first", a.str(), b.str()));
+  }
+  return a.is_unlimited() ? a : Bytes(a.count_ - b.count_);
+}
+
+Bytes operator*(Bytes bytes, double factor) {
+  if (!(factor >= 0) || std::isinf(factor)) {
+    throw ConfigError(fmt::format("Bytes: the factor is {}; give a finite number >= 0", factor));
+  }
+  return bytes.is_unlimited() && factor > 0 ? bytes : nearest(static_cast<double>(bytes.count_) * factor);
+}
+
+Bytes operator/(Bytes bytes, double divisor) {
+  if (!(divisor > 0) || std::isinf(divisor)) {
+    throw ConfigError(fmt::format("Bytes: the divisor is {}; give a finite number > 0", divisor));
+  }
+  return bytes.is_unlimited() ? bytes : nearest(static_cast<double>(bytes.count_) / divisor);
 }
 
 Bytes Bytes::unlimited() { return Bytes(kUnlimited); }

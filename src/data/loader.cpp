@@ -309,7 +309,6 @@ Loader::~Loader() = default;
 std::optional<std::vector<at::Tensor>> Loader::next() { return impl_->next(); }
 void Loader::wait() { impl_->wait(); }
 int64_t Loader::epoch() const { return impl_->here().epoch; }
-int64_t Loader::position() const { return impl_->here().position; }
 int64_t Loader::batches() const { return impl_->batches(); }
 StateDict Loader::state_dict() const { return impl_->state_dict(); }
 void Loader::load_state_dict(const StateDict& state) { impl_->load_state_dict(state); }

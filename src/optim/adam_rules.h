@@ -59,8 +59,7 @@ void check_adam_options(std::string_view optimizer, const torch::optim::Optimize
 
 template <class O, class Given>
 std::unique_ptr<O> to_adam_options(const Given& given) {
-  return std::make_unique<O>(
-      O(given.lr).betas({given.beta1, given.beta2}).eps(given.eps).weight_decay(given.weight_decay));
+  return std::make_unique<O>(O(given.lr).betas(given.betas).eps(given.eps).weight_decay(given.weight_decay));
 }
 
 /// Checks an option that Python saves, that snug lacks, and that changes the computation of a step. Throws ConfigError

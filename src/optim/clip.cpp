@@ -42,20 +42,6 @@ Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
   return lists;
 }
 
-// torch refuses to clamp to a value beyond the range of the type.
-double largest_finite(c10::ScalarType type) {
-  switch (type) {
-    case at::kHalf:
-      return std::numeric_limits<c10::Half>::max();
-    case at::kBFloat16:
-      return std::numeric_limits<c10::BFloat16>::max();
-    case at::kFloat:
-      return std::numeric_limits<float>::max();
-    default:
-      return std::numeric_limits<double>::max();
-  }
-}
-
 at::Tensor norm_of(const Lists& lists, double norm_type) {
   if (!(norm_type > 0)) {
     throw ConfigError(fmt::format("clip_grad_norm_: norm_type is {}; it must be > 0", norm_type));
@@ -112,18 +98,6 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
   const at::Tensor norm = norm_of(lists, norm_type);
   scale(lists, max_norm, norm);
   return norm;
-}
-
-void clip_grad_value_(const std::vector<at::Tensor>& parameters, double value) {
-  if (!(value >= 0)) {
-    throw ConfigError(fmt::format("clip_grad_value_: value is {}; it must be >= 0", value));
-  }
-  const at::NoGradGuard no_grad;
-  for (const auto& entry : gradient_lists(parameters)) {
-    const double limit = std::isinf(value) ? value : std::min(value, largest_finite(entry.first.second));
-    at::_foreach_clamp_min_(entry.second, -limit);
-    at::_foreach_clamp_max_(entry.second, limit);
-  }
 }
 
 }  // namespace snug

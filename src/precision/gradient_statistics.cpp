@@ -27,16 +27,6 @@ at::Tensor counts_of(const at::Tensor& gradient) {
 
 }  // namespace
 
-double GradientStatistics::share_below(double smallest, double scale) const {
-  int64_t below = zeros;
-  for (int e = kLowest; e <= kHighest; ++e) {
-    if (std::ldexp(scale, e) < smallest) {
-      below += exponents[static_cast<size_t>(e - kLowest)];
-    }
-  }
-  return elements == 0 ? 0 : static_cast<double>(below) / static_cast<double>(elements);
-}
-
 std::vector<GradientStatistics> gradient_statistics(
     const std::vector<std::pair<std::string, at::Tensor>>& named_parameters) {
   const at::NoGradGuard no_grad;

@@ -1,7 +1,6 @@
 #include "src/remat/recorded_step.h"
 
 #include <exception>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,17 +44,11 @@ at::Tensor checked_loss(at::Tensor loss, c10::Device device) {
   return loss;
 }
 
-// `bytes` above `level`.
-Bytes above(Bytes level, Bytes bytes) {
-  const bool is_unlimited = bytes.count() > std::numeric_limits<int64_t>::max() - level.count();
-  return is_unlimited ? Bytes::unlimited() : Bytes(level.count() + bytes.count());
-}
-
 void run_step(const std::function<at::Tensor()>& forward_and_loss, const std::shared_ptr<OpTape>& tape,
               TapeRecorder& recorder, EffectJournal& journal, const RecordedStep& options) {
   const c10::Device device = recorder.device();
   const Bytes level = live_bytes(device);
-  std::optional<MemoryLimit> limit(std::in_place, device, above(level, options.memory));
+  std::optional<MemoryLimit> limit(std::in_place, device, level + options.memory);
   EffectJournal::Run effects(journal);
   at::Tensor loss;
   at::autocast::clear_cache();  // each run casts weights, as a step does
@@ -80,7 +73,7 @@ void run_step(const std::function<at::Tensor()>& forward_and_loss, const std::sh
   limit.reset();
   const int64_t copies_before = journal.bytes();
   journal.note_gradients(leaves);
-  limit.emplace(device, above(Bytes(level.count() + journal.bytes() - copies_before), options.memory));
+  limit.emplace(device, level + Bytes(journal.bytes() - copies_before) + options.memory);
   recorder.begin_backward();
   effects.begin_backward();
   {

@@ -568,8 +568,7 @@ class Stepper::Impl {
   }
 
   bool is_accepted(const StepResult& result) {
-    return !options_.accept_update || scaler().will_skip(optimizer_) ||
-           options_.accept_update(result.loss(), result.grad_norm());
+    return !options_.accept_update || scaler().will_skip(optimizer_) || options_.accept_update(result);
   }
 
   void leave_out_update() {
@@ -596,20 +595,28 @@ class Stepper::Impl {
     UpdateAware& update = detail::capabilities_of(optimizer_).update;
     // Without data_parallel, an optimizer over several ranks speaks with the other ranks itself.
     const bool agrees_itself = ranks_->is_alone() && update.agrees_across_ranks();
-    const bool begins_late = !agrees_itself && update.before_writing([this] { begin_writing(); });
+    bool has_begun = false;
+    const auto begin = [&] {
+      begin_writing();
+      has_begun = true;
+    };
+    const bool begins_late = !agrees_itself && update.before_writing(begin);
     const auto take_back = c10::make_scope_exit([&] {
       if (begins_late) {
         update.before_writing({});
       }
     });
     if (!begins_late) {
-      begin_writing();
+      begin();
     }
     // An optimizer that allocates while writing could run out of memory with the update half made.
     if (!begins_late && !budget_.limit().is_unlimited() && !detail::knows_state_to_come(optimizer_)) {
       unlimited.emplace(device(), budget_.limit());
     }
     result.outcome_ = scaler().step(optimizer_);
+    if (!has_begun) {  // nothing was written, as where the scaler leaves out an optimizer that does not skip itself
+      begin();
+    }
     const auto lost_updates = std::exchange(lost_updates_, std::nullopt);
     if (std::exchange(sample_gradients_, false) && lost_updates && result.stepped()) {
       lost_updates->add_to(result.gradient_statistics);
@@ -818,11 +825,12 @@ Stepper::Stepper(torch::nn::Module& model, std::vector<torch::optim::Optimizer*>
   });
 }
 
-Stepper::Stepper(std::vector<at::Tensor> parameters, torch::optim::Optimizer& optimizer, StepperOptions options) {
+Stepper::Stepper(std::vector<at::Tensor> parameters, std::vector<torch::optim::Optimizer*> optimizers,
+                 StepperOptions options) {
   with_name(options.name, [&] {
     detail::check(options);
     auto loose = std::make_shared<detail::LooseParameters>(std::move(parameters));
-    impl_ = std::make_unique<Impl>(*loose, std::vector{&optimizer}, detail::lasting(options), loose);
+    impl_ = std::make_unique<Impl>(*loose, std::move(optimizers), detail::lasting(options), loose);
   });
 }
 

@@ -30,8 +30,8 @@ TEST(Loss, RefusesACountThatIsNoNumberOfItemsWhenItIsRead) {
   for (const double count : {2.5, 0.4, -1.0, std::numeric_limits<double>::quiet_NaN(), HUGE_VAL}) {
     EXPECT_THROW((void)Loss::sum(torch::ones({}), torch::tensor(count)).count(), ConfigError) << count;
   }
-  EXPECT_EQ(Loss::mean(torch::ones({}), torch::tensor(3.0f)).count(), 3);
-  EXPECT_EQ(Loss::mean(torch::ones({}), torch::tensor(true)).count(), 1);
+  EXPECT_EQ(Loss::sum(torch::ones({}), torch::tensor(3.0f)).count(), 3);
+  EXPECT_EQ(Loss::sum(torch::ones({}), torch::tensor(true)).count(), 1);
 }
 
 }  // namespace

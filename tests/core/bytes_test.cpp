@@ -1,3 +1,4 @@
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -107,6 +108,45 @@ TEST(Bytes, OrdersUnlimitedAboveEverythingElse) {
   EXPECT_EQ(Bytes(3), Bytes(3));
   EXPECT_GE(Bytes(3), Bytes(2));
   EXPECT_NE(Bytes(3), Bytes(2));
+}
+
+TEST(Bytes, AddsAndSubtracts) {
+  EXPECT_EQ(Bytes(3) + Bytes(4), Bytes(7));
+  EXPECT_EQ(Bytes(7) - Bytes(3), Bytes(4));
+  EXPECT_EQ(Bytes(7) - Bytes(7), Bytes(0));
+  EXPECT_EQ(Bytes(kMax - 2) + Bytes(1), Bytes(kMax - 1));
+  EXPECT_THROW((void)(Bytes(3) - Bytes(4)), ConfigError);
+}
+
+TEST(Bytes, IsMultipliedAndDividedByNumbersToTheNearestByte) {
+  EXPECT_EQ(Bytes(10) * 0.25, Bytes(3));
+  EXPECT_EQ(0.6 * Bytes(1000), Bytes(600));
+  EXPECT_EQ(Bytes(100) * 0.29, Bytes(29)) << "28.999999999999996 in doubles";
+  EXPECT_EQ(Bytes(7) * 0, Bytes(0));
+  EXPECT_EQ(Bytes(10) / 4, Bytes(3));
+  EXPECT_EQ(Bytes(30) / 3, Bytes(10));
+  EXPECT_EQ(Bytes(int64_t{1} << 52) * 2, Bytes(int64_t{1} << 53));
+  EXPECT_DOUBLE_EQ(Bytes(3) / Bytes(4), 0.75);
+  for (const double factor : {-1.0, std::numeric_limits<double>::quiet_NaN(), HUGE_VAL}) {
+    EXPECT_THROW((void)(Bytes(1) * factor), ConfigError) << factor;
+    EXPECT_THROW((void)(Bytes(1) / factor), ConfigError) << factor;
+  }
+  EXPECT_THROW((void)(Bytes(1) / 0), ConfigError);
+}
+
+TEST(Bytes, BecomesUnlimitedRatherThanOverflow) {
+  const Bytes unlimited = Bytes::unlimited();
+  EXPECT_EQ(Bytes(kMax - 1) + Bytes(1), unlimited);
+  EXPECT_EQ(Bytes(kMax - 1) + Bytes(kMax - 1), unlimited);
+  EXPECT_EQ(Bytes(kMax - 1) * 2, unlimited);
+  EXPECT_EQ(Bytes(kMax - 1) / 0.5, unlimited);
+  EXPECT_EQ(unlimited + Bytes(1), unlimited);
+  EXPECT_EQ(unlimited - Bytes(kMax - 1), unlimited);
+  EXPECT_EQ(unlimited * 0.5, unlimited);
+  EXPECT_EQ(unlimited / 2, unlimited);
+  EXPECT_EQ(unlimited * 0, Bytes(0));
+  EXPECT_THROW((void)(Bytes(1) - unlimited), ConfigError);
+  EXPECT_THROW((void)(unlimited - unlimited), ConfigError);
 }
 
 }  // namespace

@@ -242,7 +242,7 @@ TEST(AdamW, AGroupThatOnlyTurnsDecayOffTakesTheOtherOptionsFromTheOptimizer) {
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(std::vector{p[0]}, std::make_unique<TorchOptions>(TorchOptions().weight_decay(0)));
   groups.emplace_back(std::vector{p[1], p[2]});
-  AdamW optimizer(groups, {.lr = 0.25, .beta1 = 0.5, .weight_decay = 0.3});
+  AdamW optimizer(groups, {.lr = 0.25, .betas = {0.5, 0.999}, .weight_decay = 0.3});
   const auto& first = static_cast<const TorchOptions&>(optimizer.param_groups()[0].options());
   EXPECT_EQ(first.weight_decay(), 0);
   EXPECT_EQ(first.lr(), 0.25);

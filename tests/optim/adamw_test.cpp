@@ -43,7 +43,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 TEST(AdamW, EqualsTorchsAdamWOverFiftySteps) {
   auto mine = random_parameters();
   auto theirs = random_parameters();
-  AdamW optimizer(mine, {.lr = 0.01, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-7, .weight_decay = 0.2});
+  AdamW optimizer(mine, {.lr = 0.01, .betas = {0.8, 0.95}, .eps = 1e-7, .weight_decay = 0.2});
   torch::optim::AdamW reference(theirs, TorchOptions(0.01).betas({0.8, 0.95}).eps(1e-7).weight_decay(0.2));
   const double u = std::ldexp(1.0, -24);
   for (int step = 1; step <= 50; ++step) {
@@ -284,8 +284,8 @@ TEST(AdamW, RefusesOptionsOutOfRange) {
     return error_of<ConfigError>([&] { AdamW(random_parameters(), o); });
   };
   EXPECT_THAT(message({.lr = std::numeric_limits<double>::infinity()}), HasSubstr("lr is inf"));
-  EXPECT_THAT(message({.beta1 = 1}), HasSubstr("beta1 is 1"));
-  EXPECT_THAT(message({.beta2 = -0.1}), HasSubstr("beta2 is -0.1"));
+  EXPECT_THAT(message({.betas = {1, 0.999}}), HasSubstr("beta1 is 1"));
+  EXPECT_THAT(message({.betas = {0.9, -0.1}}), HasSubstr("beta2 is -0.1"));
   EXPECT_THAT(message({.eps = -1}), HasSubstr("eps is -1"));
   EXPECT_THAT(message({.weight_decay = kNan}), HasSubstr("weight_decay is nan"));
 }

@@ -35,7 +35,7 @@ void expect_close(const std::vector<Tensor>& a, const std::vector<Tensor>& b, do
 TEST(Adam, EqualsTorchsAdamWithL2InDoublePrecision) {
   auto mine = random_parameters(torch::kDouble);
   auto theirs = random_parameters(torch::kDouble);
-  Adam optimizer(mine, {.lr = 0.01, .beta1 = 0.8, .weight_decay = 0.2});
+  Adam optimizer(mine, {.lr = 0.01, .betas = {0.8, 0.999}, .weight_decay = 0.2});
   torch::optim::Adam reference(theirs, torch::optim::AdamOptions(0.01).betas({0.8, 0.999}).weight_decay(0.2));
   train(optimizer, mine, 1, 50);
   train(reference, theirs, 1, 50);
@@ -170,7 +170,7 @@ TEST(SGD, RefusesOptionsOutOfRange) {
   const auto p = random_parameters();
   EXPECT_THAT(error_of<ConfigError>([&] { SGD(p, {.momentum = -1}); }), HasSubstr("momentum is -1"));
   EXPECT_THAT(error_of<ConfigError>([&] { SGD(p, {.nesterov = true}); }), HasSubstr("nesterov"));
-  EXPECT_THAT(error_of<ConfigError>([&] { Adam(p, {.beta2 = 1}); }), HasSubstr("beta2 is 1"));
+  EXPECT_THAT(error_of<ConfigError>([&] { Adam(p, {.betas = {0.9, 1}}); }), HasSubstr("beta2 is 1"));
 }
 
 // --- on several threads

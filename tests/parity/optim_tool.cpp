@@ -168,8 +168,7 @@ class Session {
     }
     if (command == "adamw") {
       return std::make_unique<snug::AdamW>(
-          listed(words),
-          snug::AdamWOptions{.lr = o[0], .beta1 = o[1], .beta2 = o[2], .eps = o[3], .weight_decay = o[4]});
+          listed(words), snug::AdamWOptions{.lr = o[0], .betas = {o[1], o[2]}, .eps = o[3], .weight_decay = o[4]});
     }
     if (command == "muon") {
       return std::make_unique<snug::Muon>(
@@ -179,8 +178,7 @@ class Session {
     }
     if (command == "adam") {
       return std::make_unique<snug::Adam>(
-          listed(words),
-          snug::AdamOptions{.lr = o[0], .beta1 = o[1], .beta2 = o[2], .eps = o[3], .weight_decay = o[4]});
+          listed(words), snug::AdamOptions{.lr = o[0], .betas = {o[1], o[2]}, .eps = o[3], .weight_decay = o[4]});
     }
     return std::make_unique<snug::SGD>(
         listed(words),

@@ -1,5 +1,5 @@
-"""snug's schedule, clip_grad_value_ and Ema against torch.optim.lr_scheduler, torch.nn.utils and
-torch.optim.swa_utils, for random configurations: learning rates to 1e-12, clipped gradients and averages to the bit.
+"""snug's schedule and Ema against torch.optim.lr_scheduler and torch.optim.swa_utils, for random configurations:
+learning rates to 1e-12, averages to the bit.
 
 usage: schedule_parity.py SCHEDULE_TOOL
 """
@@ -72,16 +72,6 @@ def cosine():
     record(values, RELATIVE, "cosine", peak, warmup, total, floor, total)
 
 
-def clip():
-    value = choices.choice([0.0, 0.1, 1.0, math.inf])
-    gradient = torch.randn(100)
-    gradient[3] = choices.choice([math.nan, math.inf, -math.inf, 0.0])
-    parameter = torch.zeros(100, requires_grad=True)
-    parameter.grad = gradient.clone()
-    torch.nn.utils.clip_grad_value_([parameter], value)
-    record(parameter.grad.tolist(), 0, "clip", value, *gradient.tolist())
-
-
 def ema():
     decay, dtype = choices.choice([0.0, 0.5, 0.999, 1.0]), choices.choice(["fp32", "bf16"])
     updates = choices.randint(1, 40)
@@ -106,7 +96,7 @@ def agree(ours, theirs, tolerance):
 def main():
     warnings.simplefilter("ignore")  # step(epoch) is deprecated, and reads the closed formula
     torch.manual_seed(1)
-    for part in (cosine, clip, ema):
+    for part in (cosine, ema):
         for _ in range(100):
             part()
     told = subprocess.run([sys.argv[1]], input="\n".join(commands), capture_output=True, text=True, check=True)

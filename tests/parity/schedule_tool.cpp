@@ -1,9 +1,8 @@
-// The schedule, clipping by value and Ema driven line by line, so that a script can compare them with Python. One
+// The schedule and Ema driven line by line, so that a script can compare them with Python. One
 // command per line of stdin, one answer per line of stdout. Floats go as hexadecimal (the strtod and float.hex
 // notation), so none is rounded.
 //
 //   cosine PEAK WARMUP TOTAL FLOOR STEPS                    the rates of steps 0 to STEPS - 1
-//   clip VALUE GRADIENT...                                  the clipped gradient
 //   ema DECAY fp32|bf16 UPDATES WEIGHTS...                  the average of UPDATES rows of weights
 
 #include <cstdlib>
@@ -16,7 +15,6 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "snug/clip.h"
 #include "snug/extra/ema.h"
 #include "snug/schedule.h"
 
@@ -79,23 +77,11 @@ std::string ema(std::istream& words) {
   return text_of(average.averages()[0]);
 }
 
-std::string clip(std::istream& words) {
-  const double value = number(words);
-  const Tensor gradient = torch::tensor(numbers(words), torch::kDouble).to(torch::kFloat);
-  const Tensor parameter = torch::zeros_like(gradient).requires_grad_();
-  parameter.mutable_grad() = gradient;
-  snug::clip_grad_value_({parameter}, value);
-  return text_of(gradient);
-}
-
 std::string answer(const std::string& line) {
   std::istringstream words(line);
   const std::string command = word(words);
   if (command == "ema") {
     return ema(words);
-  }
-  if (command == "clip") {
-    return clip(words);
   }
   if (command == "cosine") {
     return cosine(words);

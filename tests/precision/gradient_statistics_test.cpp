@@ -53,12 +53,6 @@ TEST(GradientStatistics, AgreeWithFrexpOnRandomGradients) {
   EXPECT_EQ(s.exponents, expected);
 }
 
-TEST(GradientStatistics, TellWhatUnderflowsWithAndWithoutAScale) {
-  const auto s = gradient_statistics({{"w", with_gradient(torch::tensor({0.0f, 0x1p-30f, 0x1p-20f, 1.0f}))}})[0];
-  EXPECT_DOUBLE_EQ(s.share_below(0x1p-24), 0.5);
-  EXPECT_DOUBLE_EQ(s.share_below(0x1p-24, 65536), 0.25);
-}
-
 // A BF16 weight of 1 moves by 2^-8 at least, one of 2^-6 by 2^-14.
 TEST(LostUpdates, AreThoseThatDoNotMoveA16BitWeight) {
   for (const auto kept_in : {torch::kFloat, torch::kBFloat16}) {

@@ -1,6 +1,8 @@
 // before_update, metrics and several optimizers on several ranks. loops_test.cpp has the same alone.
 
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -70,6 +72,47 @@ TEST(BeforeUpdateOnRanks, IsHeardIfItFailsOnOneRank) {
     }
     EXPECT_TRUE(same_bits(run.parameters(), before));
     EXPECT_TRUE(run.step(own).stepped());
+  });
+}
+
+// Allocates before it writes. Not GradientScalingAware, so the scaler leaves its steps out.
+struct Promising : torch::optim::SGD, UpdateAware {
+  using SGD::SGD;
+  bool before_writing(std::function<void()> hook) override {
+    hook_ = std::move(hook);
+    return true;
+  }
+  Tensor step(LossClosure /*closure*/ = nullptr) override {
+    if (const auto hook = std::exchange(hook_, nullptr)) {
+      hook();
+    }
+    return SGD::step();
+  }
+  std::function<void()> hook_;
+};
+
+TEST(BeforeUpdateOnRanks, IsHeardIfItFailsWhereTheScalerLeavesOutTheUpdate) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    bool fails = group->rank() == 1;
+    StepperOptions options{.precision = Precision::Float16,
+                           .sixteen_bit = {.scaler = {.init_scale = 0x1p120}},
+                           .before_update = [&](const Named&) {
+                             if (std::exchange(fails, false)) {
+                               throw std::runtime_error("mine");
+                             }
+                           }};
+    Training run(group, options, tiny_model(), [](const auto& parameters, const auto&) {
+      return std::make_unique<Promising>(parameters, torch::optim::SGDOptions(0.1));
+    });
+    const Batch own = share(tiny_batch(8), *group);
+    const auto step = [&] { run.step(own); };
+    if (group->rank() == 1) {
+      EXPECT_EQ(error_of<std::runtime_error>(step), "mine");
+    } else {
+      EXPECT_THAT(error_of<DistributedError>(step), HasSubstr("rank 1 failed in this step"));
+    }
+    EXPECT_FALSE(run.step(own).stepped());
   });
 }
 

@@ -13,11 +13,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "snug/adamw.h"
 #include "snug/clip.h"
 #include "snug/core.h"
 #include "snug/stepper.h"
 #include "tests/step/adamw_training.h"
 #include "tests/step/planned_training.h"
+#include "tests/support/temporary_folder.h"
 
 namespace snug::loops_test {
 namespace {
@@ -118,7 +120,7 @@ TEST(BeforeUpdate, SeesGradientsUnscaledAndAlsoThoseThatAreNotFinite) {
                            norms.push_back(std::sqrt(squares));
                          },
                      .accept_update =
-                         [&](double, double) {
+                         [&](const StepResult&) {
                            is_asked = true;
                            return true;
                          }});
@@ -151,9 +153,9 @@ TEST(BeforeUpdate, MayMakeGradientsNotFiniteAndAcceptUpdateIsAsked) {
                            }
                          },
                      .accept_update =
-                         [&](double, double grad_norm) {
+                         [&](const StepResult& result) {
                            ++asked;
-                           EXPECT_EQ(std::isnan(grad_norm), spoils);
+                           EXPECT_EQ(std::isnan(result.grad_norm()), spoils);
                            return is_accepted;
                          }});
   EXPECT_TRUE(run.step(regression_batch(4)).stepped());
@@ -302,6 +304,25 @@ TEST(Metrics, GoThroughAccumulateAndSkippedSteps) {
   const auto skipped = add(4, std::numeric_limits<double>::infinity());
   EXPECT_FALSE(skipped->stepped());
   EXPECT_EQ(skipped->metric("twice"), 2);
+}
+
+// As an early stop that forward decides: the metric is the whole step's, however the batch is split.
+TEST(Metrics, AreKnownToAcceptUpdate) {
+  for (const int64_t micro_batch : {0, 3}) {
+    std::vector<double> asked;
+    AdamWTraining run({.micro_batch = micro_batch, .accept_update = [&](const StepResult& result) {
+                         asked.push_back(result.metric("target"));
+                         return asked.size() != 2;
+                       }});
+    const Batch batch = regression_batch(8);
+    for (int step = 0; step < 3; ++step) {
+      const StepResult result = run.stepper.step(
+          batch, [&](const Batch& micro) { return run.loss_of(micro).with("target", micro[1].sum()); });
+      EXPECT_EQ(result.stepped(), step != 1);
+      EXPECT_EQ(asked.back(), result.metric("target"));
+    }
+    EXPECT_NEAR(asked[0], batch[1].mean().item<double>(), 1e-6);
+  }
 }
 
 TEST(Metrics, AreNotANumberWithoutItemsAndRefuseOtherNames) {
@@ -573,7 +594,7 @@ TEST(SeveralOptimizers, MayHoldAParameterTwiceInOne) {
 TEST(SeveralOptimizers, AreLeftOutTogetherByAcceptUpdate) {
   TwoOptimizers<FastAdamW, torch::optim::SGD> run, other;
   bool accepts = false;
-  Stepper stepper(run.model, {&run.first, &run.second}, {.accept_update = [&](double, double) { return accepts; }});
+  Stepper stepper(run.model, {&run.first, &run.second}, {.accept_update = [&](const StepResult&) { return accepts; }});
   Stepper plain(other.model, {&other.first, &other.second});
   const auto before = clones_of(run.model->parameters());
   const auto step = [&] {
@@ -766,6 +787,52 @@ TEST(LooseParameters, RefuseAnotherOptimizerAndMasters) {
                 Stepper(other.parameters, optimizer, {.precision = Precision::BFloat16, .weights = Weights::Low});
               }),
               HasSubstr("needs a module"));
+}
+
+// --- a new optimizer each epoch
+
+// A Stepper whose optimizer starts anew, and a new Stepper with a folder for plans: the bits of new optimizers, and
+// nothing is tried after the first epoch.
+TEST(NewOptimizer, NeedsNoNewPlan) {
+  const testing::TemporaryFolder folder;
+  const Batch batch = make_batch(512);
+  std::vector<int> calls;  // of loss_of, in each epoch
+  const auto train = [&](bool is_cleared, const StepperOptions& options) {
+    auto model = testing::planned::deep();
+    std::optional<AdamW> optimizer;
+    std::optional<Stepper> stepper;
+    calls.clear();
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      if (is_cleared && epoch > 0) {
+        optimizer->state().clear();
+      } else {
+        stepper.reset();
+        optimizer.emplace(model->parameters(), AdamWOptions{.lr = 0.01});
+        stepper.emplace(model, *optimizer, options);
+      }
+      calls.push_back(0);
+      for (int step = 0; step < 2; ++step) {
+        const StepResult result = stepper->step(batch, [&](const Batch& micro) {
+          ++calls.back();
+          return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+        });
+        EXPECT_LE(result.peak_bytes, options.budget.memory.count());
+      }
+    }
+    return clones_of(model->parameters());
+  };
+  const int64_t room = testing::planned::plain_bytes(batch, {}, [] { return testing::planned::deep(); }) * 6 / 10;
+  const auto plain = train(false, {});
+  for (const bool is_cleared : {true, false}) {
+    StepperOptions options{.micro_batch = 512, .budget = {.memory = Bytes(testing::planned::live() + room)}};
+    if (!is_cleared) {
+      options.budget.plan_folder = folder.path();
+    }
+    EXPECT_TRUE(same_bits(train(is_cleared, options), plain));
+    EXPECT_GT(calls[0], 2);
+    EXPECT_EQ(calls[1], 2) << is_cleared;
+    EXPECT_EQ(calls[2], 2) << is_cleared;
+  }
 }
 
 // --- names

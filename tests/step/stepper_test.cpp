@@ -203,8 +203,8 @@ TEST(Stepper, SkipsAStepWithoutItems) {
 // A run of `options` that leaves out its second update has, after the third step, the bits of one without the second.
 void expect_left_out(StepperOptions options) {
   std::vector<std::pair<double, double>> asked;
-  options.accept_update = [&](double loss, double grad_norm) {
-    asked.emplace_back(loss, grad_norm);
+  options.accept_update = [&](const StepResult& result) {
+    asked.emplace_back(result.loss(), result.grad_norm());
     return asked.size() != 2;
   };
   AdamWTraining run(options);
@@ -234,7 +234,7 @@ TEST(Stepper, DoesNotAskAboutAnUpdateThatLossScalingLeavesOut) {
   bool is_asked = false;
   AdamWTraining run({.precision = Precision::Float16,
                      .sixteen_bit = {.scaler = {.init_scale = 64}},
-                     .accept_update = [&](double, double) {
+                     .accept_update = [&](const StepResult&) {
                        is_asked = true;
                        return true;
                      }});
