@@ -103,14 +103,28 @@ bool is_plain(const plan::Solution& plan) {
   return plan.seconds <= plan.plain_seconds && plan.peak_bytes >= plan.plain_peak_bytes;
 }
 
-// Whether a run under the plan, with a peak of so many bytes, proves the plan for the profile of the run itself.
-bool is_proof(const plan::Profile& profile, const ActivationPlan& plan, int64_t peak_bytes) {
-  if (!plan::is_alike(profile, profile_of(plan))) {
-    return false;
+// The plan as a plan for the profile of a run under the plan, if the run, with a peak of so many bytes, proves the
+// plan.
+std::optional<plan::Stays> proven(const plan::Profile& profile, const ActivationPlan& plan, int64_t peak_bytes) {
+  const std::optional<std::vector<int>> places = plan::same_places(profile_of(plan), profile);
+  if (!places) {
+    return std::nullopt;
   }
-  const plan::Stays& stays = solution_of(plan).stays;
-  const plan::Simulation own = plan::Simulator(profile).run(stays), was = PlanContent::of(plan).simulator().run(stays);
-  return peak_bytes <= own.peak_bytes && own.written_by == was.written_by && own.fetched_at == was.fetched_at;
+  const auto in_run = [&](std::vector<int> events) {
+    for (int& event : events) {
+      event = event < 0 ? event : places->at(static_cast<size_t>(event));
+    }
+    return events;
+  };
+  plan::Stays stays = solution_of(plan).stays;
+  for (plan::Stay& stay : stays) {
+    stay.event = stay.event == 0 ? 0 : places->at(static_cast<size_t>(stay.event));
+  }
+  const plan::Simulation own = plan::Simulator(profile).run(stays);
+  const plan::Simulation was = PlanContent::of(plan).simulator().run(solution_of(plan).stays);
+  const bool is_proven = peak_bytes <= own.peak_bytes && own.written_by == in_run(was.written_by) &&
+                         own.fetched_at == in_run(was.fetched_at);
+  return is_proven ? std::optional(std::move(stays)) : std::nullopt;
 }
 
 // Until the end of the returned scope a trial holds gradients, as the step will.
@@ -184,13 +198,13 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
         profile_step(forward,
                      {.link = limits_->link,
                       .plan = way.plan,
-                      .may_fit_plainly = way.only_so || way.slices > 1 || items != does_not_fit_,
+                      .may_fit_plainly = way.only_so || way.slices > 1 || may_fit_plainly(items),
                       .only_so = way.only_so,
                       .runs = way.runs},
                      trial.journal(), {.counts_kept = true, .persists = way.is_last_resort || is_least(step, items)});
     Tried tried{.profile = std::move(found.profile), .loaded_bytes = loaded, .slices = way.slices};
-    if (found.follows_plan && is_proof(tried.profile, *way.plan, found.peak_bytes)) {
-      tried.verified = solution_of(*way.plan).stays;
+    if (found.follows_plan) {
+      tried.verified = proven(tried.profile, *way.plan, found.peak_bytes);
     }
     tried_.insert_or_assign(items, std::move(tried));
     trial.unload();
@@ -200,6 +214,17 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
   counts_.idle_state_bytes = trusts_idle_state_ ? trial.idle_state_bytes() : 0;
   counts_.effect_bytes = std::max(counts_.effect_bytes, trial.journal().bytes_to_come());
   counts_.fixed_bytes = trial.fixed_bytes() - kept - counts_.idle_state_bytes;
+}
+
+// Whether loaded items may run plainly. A part of a micro-batch takes at least the part's share of the bytes.
+bool StepTrials::may_fit_plainly(int64_t items) const {
+  const auto more = tried_.upper_bound(items);
+  if (items == does_not_fit_ || more == tried_.end() || more->second.slices > 1) {
+    return items != does_not_fit_;
+  }
+  const plan::Simulator& simulator = more->second.search().simulator;
+  const int64_t peak = simulator.run(plan::keep_all(simulator.profile())).peak_bytes / more->first * items;
+  return peak <= limits_->budget - device_memory(limits_->device.type()).live(limits_->device);
 }
 
 // False: the micro-batch does not run within the budget.
@@ -410,8 +435,10 @@ int64_t StepTrials::try_each(const StepToPlan& step) {
   int64_t tries = 0;
   for (int64_t items = step.counts.batch; items >= 1; items /= 2) {
     const bool is_whole_tried = items == step.counts.batch && is_least(step, items);
-    // The first run of all is cold, and only two losses of the same items show a state that nobody takes back.
-    const bool has_run = tried_.contains(items) || try_one(step, items, {.runs = size_t{tried_.empty() ? 2u : 1u}});
+    // The first run of all is cold, and only two losses of the same items show a state that nobody takes back. Items
+    // that do not fit have run already: plainly, as far as memory goes, and forward alone.
+    const bool is_first = tried_.empty() && items != does_not_fit_;
+    const bool has_run = tried_.contains(items) || try_one(step, items, {.runs = size_t{is_first ? 2u : 1u}});
     if (!pinned_by_.empty()) {
       return try_whole(step, is_whole_tried);
     }

@@ -120,6 +120,7 @@ class StepTrials {
 
   bool try_one(const StepToPlan& step, int64_t items, const Way& way);
   void profile(const StepToPlan& step, int64_t items, const Way& way);
+  bool may_fit_plainly(int64_t items) const;
   bool fits_or_is_predicted(const StepToPlan& step, int64_t most);
   bool fits_plainly(const StepToPlan& step, int64_t items);
   std::optional<Tried> predicted(int64_t small, int64_t large, int64_t items) const;
