@@ -56,6 +56,20 @@ std::optional<std::vector<int>> same_places(const Profile& from, const Profile& 
   return std::all_of(there, to.events.end(), changes_memory) ? std::optional(places) : std::nullopt;
 }
 
+void take_least_times(Profile& profile, const Profile& other) {
+  if (profile.operators.size() != other.operators.size() || profile.backward.size() != other.backward.size()) {
+    return;
+  }
+  const auto take = [](auto& ones, const auto& others) {
+    for (size_t i = 0; i < ones.size(); ++i) {
+      ones[i].seconds = std::min(ones[i].seconds, others[i].seconds);
+    }
+  };
+  take(profile.operators, other.operators);
+  take(profile.backward, other.backward);
+  profile.host_seconds = std::min(profile.host_seconds, other.host_seconds);
+}
+
 std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items) {
   if (small.items >= large.items || !is_alike(small.profile, large.profile) ||
       !std::ranges::equal(small.profile.events, large.profile.events, is_same_event)) {

@@ -21,6 +21,9 @@ struct ProfiledItems {
 /// between two events in one profile and fall in the other. Empty: the profiles are not of one step.
 std::optional<std::vector<int>> same_places(const Profile& from, const Profile& to);
 
+/// Takes the least of each operator's times over two runs of a step. No effect if the runs have other operators.
+void take_least_times(Profile& profile, const Profile& other);
+
 /// Every number of bytes lies on the line through the two profiles. The line is exact for tensors with at most one
 /// dimension of items. Seconds lie on the line, too, but between constant and proportional ones; the host's seconds are
 /// the lesser of both. Empty: `small` does not have fewer items than `large`, the profiles have different operators, or

@@ -17,6 +17,7 @@
 #include "snug/state.h"
 #include "src/memory/device.h"
 #include "src/memory/device_memory.h"
+#include "src/planner/extrapolate.h"
 #include "src/planner/solver.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/op_tape.h"
@@ -139,21 +140,6 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
       step.options.plan != nullptr && tape->deviation().empty() && tape->growth().empty() && tape->different().empty();
   found.peak_bytes = peak;
   return found;
-}
-
-// Takes the least of each operator's times over a few runs of the same step.
-void take_least_times(plan::Profile& profile, const plan::Profile& other) {
-  if (profile.operators.size() != other.operators.size() || profile.backward.size() != other.backward.size()) {
-    return;
-  }
-  const auto take = [](auto& ones, const auto& others) {
-    for (size_t i = 0; i < ones.size(); ++i) {
-      ones[i].seconds = std::min(ones[i].seconds, others[i].seconds);
-    }
-  };
-  take(profile.operators, other.operators);
-  take(profile.backward, other.backward);
-  profile.host_seconds = std::min(profile.host_seconds, other.host_seconds);
 }
 
 // Gives all operators of one name, on operands of the same sizes, the median of their times. Such operators take the
@@ -357,7 +343,7 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
     try {
       ProfiledStep one = profile_once(step, device, schedule);
       if (found) {
-        take_least_times(one.profile, found->profile);
+        plan::take_least_times(one.profile, found->profile);
       }
       found = std::move(one);
       ++runs;

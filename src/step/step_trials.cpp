@@ -65,7 +65,7 @@ namespace snug::detail {
 namespace {
 
 // Slices are tried coarsely: each try is a step that may run out of memory, and more slices than needed cost little.
-constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
+constexpr int64_t kMoreSlices = 4;
 constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller parts only if none of these fits
 constexpr int64_t kLeastToPredict = 8;       // items; fewer items cost as much as their predictions save
 constexpr int64_t kLeastToPredictWell = 16;  // items that have parts of several items, and parts of these
@@ -275,51 +275,58 @@ std::optional<StepTrials::Tried> StepTrials::predicted(int64_t small, int64_t la
                .is_predicted = true};
 }
 
-// Predicts the candidates up to `most` items from two small micro-batches. False: predictions do not help.
-bool StepTrials::predict_candidates(const StepToPlan& step, int64_t most) {
-  int64_t small = 0, large = most < kLeastToPredictWell ? 2 : std::max<int64_t>(most / 8, 4);
-  // The first run is cold.
-  const auto run_both = [&](StepTrials& trials, size_t runs) {
-    return (trials.tried_.contains(small) || trials.try_one(step, small, {.runs = runs})) &&
-           trials.try_one(step, large, {.runs = 1});
-  };
-  const auto is_known = [&](const StepTrials& from, int64_t items) {
-    if (!tried_.contains(items)) {
-      if (std::optional<Tried> one = from.predicted(small, large, items)) {
-        tried_.emplace(items, *std::move(one));
-      }
-    }
-    return tried_.contains(items);
-  };
-  // The parts have gradients beside them as `most` items have, and are no micro-batches of the step.
-  StepTrials parts = *this;
+// Tries two micro-batches that tell of more items. The first run is cold.
+bool StepTrials::try_both(const StepToPlan& step, int64_t large, size_t runs) {
+  return (tried_.contains(large / 2) || try_one(step, large / 2, {.runs = runs})) && try_one(step, large, {.runs = 1});
+}
+
+// Predicts `items` from both micro-batches of `from`. False: no line goes through both.
+bool StepTrials::predict(int64_t items, const StepTrials& from, int64_t large) {
+  if (std::optional<Tried> one = from.predicted(large / 2, large, items); one && !tried_.contains(items)) {
+    tried_.emplace(items, *std::move(one));
+  }
+  return tried_.contains(items);
+}
+
+// Predicts `most` items from `parts`, which have gradients beside them as `most` items have, and are no micro-batches
+// of the step. Returns the items of the larger part; 0: no prediction.
+int64_t StepTrials::predict_whole(const StepToPlan& step, int64_t most, StepTrials& parts) {
   parts.measured_for_ = most;
   parts.tried_.clear();
-  for (;; large *= 2) {
-    small = large / 2;
-    if (!run_both(parts, 2)) {
-      return false;
+  for (int64_t large = most < kLeastToPredictWell ? 2 : std::max<int64_t>(most / 8, 4);; large *= 2) {
+    if (!parts.try_both(step, large, 2)) {
+      return 0;
     }
     counts_ = parts.counts_;
     pinned_by_ = parts.pinned_by_;
     can_slice_ = parts.can_slice_;
-    if (is_known(parts, most)) {
-      break;
+    if (predict(most, parts, large)) {
+      return large;
     }
-    if (small > 1) {  // a single item often has other operators
-      return false;
+    if (large > 2) {  // a single item often has other operators
+      return 0;
     }
   }
-  if (step.micro_batch > 0 || !pinned_by_.empty() || is_enough(most)) {
-    return true;
-  }
-  if (!run_both(*this, 1)) {
+}
+
+// Predicts half of `most` items, half of the half and so on. False: predictions do not help.
+bool StepTrials::predict_halves(const StepToPlan& step, int64_t most, StepTrials& parts, int64_t large) {
+  if (!try_both(step, large, 1)) {
     return false;
+  }
+  // The parts take no more time than with gradients beside them. Without this, one slow run of a part would let more
+  // micro-batches look faster.
+  if (const auto whole = tried_.find(most); whole != tried_.end() && whole->second.is_predicted) {
+    for (const int64_t part : {large / 2, large}) {
+      plan::take_least_times(parts.tried_.at(part).profile, tried_.at(part).profile);
+    }
+    tried_.erase(whole);
+    predict(most, parts, large);
   }
   int64_t items = most;
   for (int candidate = 1; candidate < kCandidates && items > 1 && !is_enough(items); ++candidate) {
     items /= 2;
-    if (!is_known(*this, items)) {
+    if (!predict(items, *this, large)) {
       return false;
     }
   }
@@ -410,7 +417,11 @@ bool StepTrials::fits_or_is_predicted(const StepToPlan& step, int64_t most) {
   if (most < kLeastToPredict || !step.trial.pinned_by().empty()) {
     return false;
   }
-  const bool helps = predict_candidates(step, most) && run_the_best(step);
+  StepTrials parts = *this;
+  const int64_t large = predict_whole(step, most, parts);
+  const bool may_be_cut = step.micro_batch == 0 && pinned_by_.empty();
+  const bool helps = large > 0 && (((!may_be_cut || is_enough(most)) && run_the_best(step)) ||
+                                   (may_be_cut && predict_halves(step, most, parts, large) && run_the_best(step)));
   std::erase_if(tried_, [](const auto& entry) { return entry.second.is_predicted; });
   return helps;
 }
@@ -568,7 +579,10 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     } else {
       const int64_t left_free = std::exchange(counts_.left_free, 0);
       plan::Search least = tried_.empty() ? smallest_budget(step) : std::move(found.search);
-      least.smallest_feasible_bytes += least.smallest_feasible_bytes > 0 ? left_free : 0;
+      if (left_free > 0 && least.smallest_feasible_bytes > 0) {
+        least.smallest_feasible_bytes += left_free;
+        least.least_is += least.least_is.empty() ? "" : fmt::format("; {} are left free", Bytes(left_free).str());
+      }
       refuse(least, has_failed);
     }
   }
