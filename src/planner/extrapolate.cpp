@@ -19,19 +19,60 @@
 
 namespace snug::plan {
 
+namespace {
+
+bool changes_memory(const Event& event) {
+  return event.kind == EventKind::Allocate || event.kind == EventKind::Release;
+}
+
+bool is_same_event(const Event& x, const Event& y) { return x.kind == y.kind && x.index == y.index; }
+
+// Whether both profiles have the same operators and kinds of storages.
 bool is_alike(const Profile& a, const Profile& b) {
   const auto same_operator = [](const Operator& x, const Operator& y) {
     return x.name == y.name && x.reads == y.reads && x.writes == y.writes && x.replayable == y.replayable;
   };
   const auto same_storage = [](const Storage& x, const Storage& y) { return x.kind == y.kind; };
-  const auto same_event = [](const Event& x, const Event& y) { return x.kind == y.kind && x.index == y.index; };
   return a.device == b.device && a.backward.size() == b.backward.size() &&
          std::ranges::equal(a.operators, b.operators, same_operator) &&
-         std::ranges::equal(a.storages, b.storages, same_storage) && std::ranges::equal(a.events, b.events, same_event);
+         std::ranges::equal(a.storages, b.storages, same_storage);
+}
+
+}  // namespace
+
+std::optional<std::vector<int>> same_places(const Profile& from, const Profile& to) {
+  if (!is_alike(from, to)) {
+    return std::nullopt;
+  }
+  std::vector<int> places;
+  auto there = to.events.begin();
+  for (const Event& event : from.events) {
+    there = std::find_if_not(there, to.events.end(), changes_memory);
+    places.push_back(static_cast<int>(there - to.events.begin()));
+    if (!changes_memory(event) && (there == to.events.end() || !is_same_event(event, *there++))) {
+      return std::nullopt;
+    }
+  }
+  return std::all_of(there, to.events.end(), changes_memory) ? std::optional(places) : std::nullopt;
+}
+
+void take_least_times(Profile& profile, const Profile& other) {
+  if (profile.operators.size() != other.operators.size() || profile.backward.size() != other.backward.size()) {
+    return;
+  }
+  const auto take = [](auto& ones, const auto& others) {
+    for (size_t i = 0; i < ones.size(); ++i) {
+      ones[i].seconds = std::min(ones[i].seconds, others[i].seconds);
+    }
+  };
+  take(profile.operators, other.operators);
+  take(profile.backward, other.backward);
+  profile.host_seconds = std::min(profile.host_seconds, other.host_seconds);
 }
 
 std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items) {
-  if (small.items >= large.items || !is_alike(small.profile, large.profile)) {
+  if (small.items >= large.items || !is_alike(small.profile, large.profile) ||
+      !std::ranges::equal(small.profile.events, large.profile.events, is_same_event)) {
     return std::nullopt;
   }
   const int64_t between = large.items - small.items, beyond = items - large.items;
@@ -60,7 +101,7 @@ std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledIt
   int64_t of_small = 0, of_large = 0, level = 0;
   for (size_t i = 0; i < result.events.size(); ++i) {
     Event& event = result.events[i];
-    if (event.kind == EventKind::Allocate || event.kind == EventKind::Release) {
+    if (changes_memory(event)) {
       const int64_t sign = event.kind == EventKind::Allocate ? 1 : -1;
       of_small += sign * small.profile.events[i].bytes;
       of_large += sign * event.bytes;

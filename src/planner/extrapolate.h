@@ -1,8 +1,10 @@
 #pragma once
-// The profile of a micro-batch that has not run, from the profiles of two small micro-batches.
+// The profile of a micro-batch that has not run, from the profiles of two small micro-batches; and what two profiles of
+// one step have in common.
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "src/planner/profile.h"
 
@@ -14,13 +16,18 @@ struct ProfiledItems {
   int64_t items;
 };
 
-/// Whether both profiles have the same operators, kinds of storages and order of events.
-bool is_alike(const Profile& a, const Profile& b);
+/// For profiles of one step that differ in bytes and seconds: for each event of `from`, the number of the event of `to`
+/// in the same place. A change of memory has the place of the next event of another kind, because memory may rise
+/// between two events in one profile and fall in the other. Empty: the profiles are not of one step.
+std::optional<std::vector<int>> same_places(const Profile& from, const Profile& to);
+
+/// Takes the least of each operator's times over two runs of a step. No effect if the runs have other operators.
+void take_least_times(Profile& profile, const Profile& other);
 
 /// Every number of bytes lies on the line through the two profiles. The line is exact for tensors with at most one
 /// dimension of items. Seconds lie on the line, too, but between constant and proportional ones; the host's seconds are
-/// the lesser of both. Empty: `small` does
-/// not have fewer items than `large`, the profiles have different operators, or memory changes at different moments.
+/// the lesser of both. Empty: `small` does not have fewer items than `large`, the profiles have different operators, or
+/// memory changes at different moments.
 std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items);
 
 }  // namespace snug::plan

@@ -16,6 +16,8 @@
 #include "snug/plan.h"
 #include "snug/state.h"
 #include "src/memory/device.h"
+#include "src/memory/device_memory.h"
+#include "src/planner/extrapolate.h"
 #include "src/planner/solver.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/op_tape.h"
@@ -35,7 +37,9 @@
 // 2. If plain training does not fit, run a forward pass alone, which keeps next to nothing. The pass shows the
 //    operators and the saved tensors. Guess that backward asks for the saved tensors in about the reverse order, node
 //    by node.
-// 3. Run under frugal plans for the guess, each more frugal than the plan before, until a run fits.
+// 3. Run under frugal plans for the guess, each more frugal than the plan before, until a run fits. A plan that does
+// not
+//    fit by the guess itself is left out.
 // 4. If the most frugal plan fails too, the failed run has shown what backward takes up to the failure. Plan again, as
 //    frugally as possible, with the new facts.
 //
@@ -138,21 +142,6 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
   return found;
 }
 
-// Takes the least of each operator's times over a few runs of the same step.
-void take_least_times(plan::Profile& profile, const plan::Profile& other) {
-  if (profile.operators.size() != other.operators.size() || profile.backward.size() != other.backward.size()) {
-    return;
-  }
-  const auto take = [](auto& ones, const auto& others) {
-    for (size_t i = 0; i < ones.size(); ++i) {
-      ones[i].seconds = std::min(ones[i].seconds, others[i].seconds);
-    }
-  };
-  take(profile.operators, other.operators);
-  take(profile.backward, other.backward);
-  profile.host_seconds = std::min(profile.host_seconds, other.host_seconds);
-}
-
 // Gives all operators of one name, on operands of the same sizes, the median of their times. Such operators take the
 // same time, and other work of the machine during one operator must not make the operator look dear.
 void level_times(plan::Profile& profile) {
@@ -226,7 +215,8 @@ void add_rest_of_backward(plan::Profile& profile, const std::vector<std::pair<in
 class FrugalSchedules {
  public:
   FrugalSchedules(ToProfile& step, c10::Device device)
-      : known_writes_(step.written_in_backward.size()),
+      : room_(std::min(step.options.memory.count(), detail::device_memory(device.type()).room(device))),
+        known_writes_(step.written_in_backward.size()),
         store_(step.options.link.is_open() ? detail::make_offload_store(step.options.link) : nullptr),
         simulator_(guess(step, device, store_)),
         solver_(simulator_, kQuickSearch),
@@ -238,14 +228,17 @@ class FrugalSchedules {
   /// nullptr: no schedule is left.
   Schedule next(ToProfile& step) {
     constexpr std::array<int64_t, 3> kQuarters = {8, 5, 4};  // of the smallest peak; a plan with more bytes runs faster
-    const size_t k = tried_++;
-    if (k > kQuarters.size()) {
-      return step.trial.persists && k < kMostTries ? next_after_failure(step) : nullptr;
+    const auto bytes = [&] { return smallest_ / 4 * kQuarters[tried_] + smallest_ % 4; };
+    while (tried_ < kQuarters.size() && bytes() > room_) {
+      ++tried_;
     }
-    return schedule_of(simulator_,
-                       k == kQuarters.size()
-                           ? smallest(step)
-                           : std::get<plan::Solution>(solver_.solve(smallest_ / 4 * kQuarters[k] + smallest_ % 4)));
+    if (tried_ > kQuarters.size()) {
+      return step.trial.persists && tried_++ < kMostTries ? next_after_failure(step) : nullptr;
+    }
+    const plan::Solution plan =
+        tried_ == kQuarters.size() ? smallest(step) : std::get<plan::Solution>(solver_.solve(bytes()));
+    ++tried_;
+    return schedule_of(simulator_, plan);
   }
 
  private:
@@ -307,6 +300,7 @@ class FrugalSchedules {
     return profile;
   }
 
+  int64_t room_;                                 // bytes that the step may take
   size_t known_writes_;                          // in backward
   std::shared_ptr<detail::OffloadStore> store_;  // null: nothing may be offloaded
   plan::Simulator simulator_;
@@ -349,7 +343,7 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
     try {
       ProfiledStep one = profile_once(step, device, schedule);
       if (found) {
-        take_least_times(one.profile, found->profile);
+        plan::take_least_times(one.profile, found->profile);
       }
       found = std::move(one);
       ++runs;

@@ -95,7 +95,8 @@ void check(const SavedPlan& saved) {
   const auto& [kind, counts, plan, recorded] = saved;
   const StepChoice& choice = plan.choice;
   require(counts.batch > 0 && choice.items > 0 && choice.items <= counts.batch && counts.at_most > 0 &&
-              choice.micro_batches == (counts.batch - 1) / choice.items + 1 && plan.slices > 0 && plan.slices <= 256,
+              choice.micro_batches == (counts.batch - 1) / choice.items + 1 && plan.slices > 0 &&
+              plan.slices <= kMostSlices,
           "micro-batch cannot be");
   require(counts.state_in_file.moved >= 0 && counts.state_in_file.workspace >= 0, "state has no such bytes");
   require(counts.model_in_file.moved >= 0 && counts.model_in_file.beside >= 0, "model has no such bytes");
@@ -149,7 +150,7 @@ StepChoices StepChoices::parse(const std::string& text) {
                     .batch = whole_number<int64_t>(one.at("batch")),
                     .items = whole_number<int64_t>(one.at("items")),
                     .slices = one.contains("slices") ? whole_number<int64_t>(one["slices"]) : 1};
-      if (choice.items < 1 || choice.items > choice.batch || choice.slices < 1) {
+      if (choice.items < 1 || choice.items > choice.batch || choice.slices < 1 || choice.slices > kMostSlices) {
         throw CorruptFile(fmt::format("Stepper.load_state_dict: a micro-batch of {} items of {} in {} slices cannot be",
                                       choice.items, choice.batch, choice.slices));
       }

@@ -19,6 +19,9 @@
 
 namespace snug::detail {
 
+/// The most slices of snug::sliced that a plan has.
+inline constexpr int64_t kMostSlices = 256;
+
 /// The choice of the planner as the choice of a StepPlan.
 StepChoice step_choice(plan::Choice choice);
 

@@ -142,6 +142,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     }
   }
   last_ = known;
+  why_not_read_.clear();  // the plan says so
   const Placement placement = known->plan.placement;
   stays_ = {.state = std::max(stays_.state, placement.state), .model = std::max(stays_.model, placement.model)};
   step.trial.put(stays_);
@@ -258,7 +259,7 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
   known.is_stale = false;
   if (!folder_.empty()) {
     known.recorded = known.plan.activations ? std::nullopt : std::optional(known.trials.recorded(known.plan.choice));
-    known.plan.considered += std::exchange(why_not_read_, {});
+    known.plan.considered += why_not_read_;
     is_news_ = true;
   }
   remember(known);

@@ -66,7 +66,7 @@ namespace snug::detail {
 namespace {
 
 // Slices are tried coarsely: each try is a step that may run out of memory, and more slices than needed cost little.
-constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
+constexpr int64_t kMoreSlices = 4;
 constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller parts only if none of these fits
 constexpr int64_t kLeastToPredict = 8;       // items; fewer items cost as much as their predictions save
 constexpr int64_t kLeastToPredictWell = 16;  // items that have parts of several items, and parts of these
@@ -104,14 +104,28 @@ bool is_plain(const plan::Solution& plan) {
   return plan.seconds <= plan.plain_seconds && plan.peak_bytes >= plan.plain_peak_bytes;
 }
 
-// Whether a run under the plan, with a peak of so many bytes, proves the plan for the profile of the run itself.
-bool is_proof(const plan::Profile& profile, const ActivationPlan& plan, int64_t peak_bytes) {
-  if (!plan::is_alike(profile, profile_of(plan))) {
-    return false;
+// The plan as a plan for the profile of a run under the plan, if the run, with a peak of so many bytes, proves the
+// plan.
+std::optional<plan::Stays> proven(const plan::Profile& profile, const ActivationPlan& plan, int64_t peak_bytes) {
+  const std::optional<std::vector<int>> places = plan::same_places(profile_of(plan), profile);
+  if (!places) {
+    return std::nullopt;
   }
-  const plan::Stays& stays = solution_of(plan).stays;
-  const plan::Simulation own = plan::Simulator(profile).run(stays), was = PlanContent::of(plan).simulator().run(stays);
-  return peak_bytes <= own.peak_bytes && own.written_by == was.written_by && own.fetched_at == was.fetched_at;
+  const auto in_run = [&](std::vector<int> events) {
+    for (int& event : events) {
+      event = event < 0 ? event : places->at(static_cast<size_t>(event));
+    }
+    return events;
+  };
+  plan::Stays stays = solution_of(plan).stays;
+  for (plan::Stay& stay : stays) {
+    stay.event = stay.event == 0 ? 0 : places->at(static_cast<size_t>(stay.event));
+  }
+  const plan::Simulation own = plan::Simulator(profile).run(stays);
+  const plan::Simulation was = PlanContent::of(plan).simulator().run(solution_of(plan).stays);
+  const bool is_proven = peak_bytes <= own.peak_bytes && own.written_by == in_run(was.written_by) &&
+                         own.fetched_at == in_run(was.fetched_at);
+  return is_proven ? std::optional(std::move(stays)) : std::nullopt;
 }
 
 // Until the end of the returned scope a trial holds gradients, as the step will.
@@ -185,13 +199,13 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
         profile_step(forward,
                      {.link = limits_->link,
                       .plan = way.plan,
-                      .may_fit_plainly = way.only_so || way.slices > 1 || items != does_not_fit_,
+                      .may_fit_plainly = way.only_so || way.slices > 1 || may_fit_plainly(items),
                       .only_so = way.only_so,
                       .runs = way.runs},
                      trial.journal(), {.counts_kept = true, .persists = way.is_last_resort || is_least(step, items)});
     Tried tried{.profile = std::move(found.profile), .loaded_bytes = loaded, .slices = way.slices};
-    if (found.follows_plan && is_proof(tried.profile, *way.plan, found.peak_bytes)) {
-      tried.verified = solution_of(*way.plan).stays;
+    if (found.follows_plan) {
+      tried.verified = proven(tried.profile, *way.plan, found.peak_bytes);
     }
     tried_.insert_or_assign(items, std::move(tried));
     trial.unload();
@@ -201,6 +215,17 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
   counts_.idle_state_bytes = trusts_idle_state_ ? trial.idle_state_bytes() : 0;
   counts_.effect_bytes = std::max(counts_.effect_bytes, trial.journal().bytes_to_come());
   counts_.fixed_bytes = trial.fixed_bytes() - kept - counts_.idle_state_bytes;
+}
+
+// Whether loaded items may run plainly. A part of a micro-batch takes at least the part's share of the bytes.
+bool StepTrials::may_fit_plainly(int64_t items) const {
+  const auto more = tried_.upper_bound(items);
+  if (items == does_not_fit_ || more == tried_.end() || more->second.slices > 1) {
+    return items != does_not_fit_;
+  }
+  const plan::Simulator& simulator = more->second.search().simulator;
+  const int64_t peak = simulator.run(plan::keep_all(simulator.profile())).peak_bytes / more->first * items;
+  return peak <= limits_->budget - device_memory(limits_->device.type()).live(limits_->device);
 }
 
 // False: the micro-batch does not run within the budget.
@@ -251,51 +276,58 @@ std::optional<StepTrials::Tried> StepTrials::predicted(int64_t small, int64_t la
                .is_predicted = true};
 }
 
-// Predicts the candidates up to `most` items from two small micro-batches. False: predictions do not help.
-bool StepTrials::predict_candidates(const StepToPlan& step, int64_t most) {
-  int64_t small = 0, large = most < kLeastToPredictWell ? 2 : std::max<int64_t>(most / 8, 4);
-  // The first run is cold.
-  const auto run_both = [&](StepTrials& trials, size_t runs) {
-    return (trials.tried_.contains(small) || trials.try_one(step, small, {.runs = runs})) &&
-           trials.try_one(step, large, {.runs = 1});
-  };
-  const auto is_known = [&](const StepTrials& from, int64_t items) {
-    if (!tried_.contains(items)) {
-      if (std::optional<Tried> one = from.predicted(small, large, items)) {
-        tried_.emplace(items, *std::move(one));
-      }
-    }
-    return tried_.contains(items);
-  };
-  // The parts have gradients beside them as `most` items have, and are no micro-batches of the step.
-  StepTrials parts = *this;
+// Tries two micro-batches that tell of more items. The first run is cold.
+bool StepTrials::try_both(const StepToPlan& step, int64_t large, size_t runs) {
+  return (tried_.contains(large / 2) || try_one(step, large / 2, {.runs = runs})) && try_one(step, large, {.runs = 1});
+}
+
+// Predicts `items` from both micro-batches of `from`. False: no line goes through both.
+bool StepTrials::predict(int64_t items, const StepTrials& from, int64_t large) {
+  if (std::optional<Tried> one = from.predicted(large / 2, large, items); one && !tried_.contains(items)) {
+    tried_.emplace(items, *std::move(one));
+  }
+  return tried_.contains(items);
+}
+
+// Predicts `most` items from `parts`, which have gradients beside them as `most` items have, and are no micro-batches
+// of the step. Returns the items of the larger part; 0: no prediction.
+int64_t StepTrials::predict_whole(const StepToPlan& step, int64_t most, StepTrials& parts) {
   parts.measured_for_ = most;
   parts.tried_.clear();
-  for (;; large *= 2) {
-    small = large / 2;
-    if (!run_both(parts, 2)) {
-      return false;
+  for (int64_t large = most < kLeastToPredictWell ? 2 : std::max<int64_t>(most / 8, 4);; large *= 2) {
+    if (!parts.try_both(step, large, 2)) {
+      return 0;
     }
     counts_ = parts.counts_;
     pinned_by_ = parts.pinned_by_;
     can_slice_ = parts.can_slice_;
-    if (is_known(parts, most)) {
-      break;
+    if (predict(most, parts, large)) {
+      return large;
     }
-    if (small > 1) {  // a single item often has other operators
-      return false;
+    if (large > 2) {  // a single item often has other operators
+      return 0;
     }
   }
-  if (step.micro_batch > 0 || !pinned_by_.empty() || is_enough(most)) {
-    return true;
-  }
-  if (!run_both(*this, 1)) {
+}
+
+// Predicts half of `most` items, half of the half and so on. False: predictions do not help.
+bool StepTrials::predict_halves(const StepToPlan& step, int64_t most, StepTrials& parts, int64_t large) {
+  if (!try_both(step, large, 1)) {
     return false;
+  }
+  // The parts take no more time than with gradients beside them. Without this, one slow run of a part would let more
+  // micro-batches look faster.
+  if (const auto whole = tried_.find(most); whole != tried_.end() && whole->second.is_predicted) {
+    for (const int64_t part : {large / 2, large}) {
+      plan::take_least_times(parts.tried_.at(part).profile, tried_.at(part).profile);
+    }
+    tried_.erase(whole);
+    predict(most, parts, large);
   }
   int64_t items = most;
   for (int candidate = 1; candidate < kCandidates && items > 1 && !is_enough(items); ++candidate) {
     items /= 2;
-    if (!is_known(*this, items)) {
+    if (!predict(items, *this, large)) {
       return false;
     }
   }
@@ -386,7 +418,11 @@ bool StepTrials::fits_or_is_predicted(const StepToPlan& step, int64_t most) {
   if (most < kLeastToPredict || !step.trial.pinned_by().empty()) {
     return false;
   }
-  const bool helps = predict_candidates(step, most) && run_the_best(step);
+  StepTrials parts = *this;
+  const int64_t large = predict_whole(step, most, parts);
+  const bool may_be_cut = step.micro_batch == 0 && pinned_by_.empty();
+  const bool helps = large > 0 && (((!may_be_cut || is_enough(most)) && run_the_best(step)) ||
+                                   (may_be_cut && predict_halves(step, most, parts, large) && run_the_best(step)));
   std::erase_if(tried_, [](const auto& entry) { return entry.second.is_predicted; });
   return helps;
 }
@@ -411,8 +447,10 @@ int64_t StepTrials::try_each(const StepToPlan& step) {
   int64_t tries = 0;
   for (int64_t items = step.counts.batch; items >= 1; items /= 2) {
     const bool is_whole_tried = items == step.counts.batch && is_least(step, items);
-    // The first run of all is cold, and only two losses of the same items show a state that nobody takes back.
-    const bool has_run = tried_.contains(items) || try_one(step, items, {.runs = size_t{tried_.empty() ? 2u : 1u}});
+    // The first run of all is cold, and only two losses of the same items show a state that nobody takes back. Items
+    // that do not fit have run already: plainly, as far as memory goes, and forward alone.
+    const bool is_first = tried_.empty() && items != does_not_fit_;
+    const bool has_run = tried_.contains(items) || try_one(step, items, {.runs = size_t{is_first ? 2u : 1u}});
     if (!pinned_by_.empty()) {
       return try_whole(step, is_whole_tried);
     }
@@ -542,7 +580,10 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     } else {
       const int64_t left_free = std::exchange(counts_.left_free, 0);
       plan::Search least = tried_.empty() ? smallest_budget(step) : std::move(found.search);
-      least.smallest_feasible_bytes += least.smallest_feasible_bytes > 0 ? left_free : 0;
+      if (left_free > 0 && least.smallest_feasible_bytes > 0) {
+        least.smallest_feasible_bytes += left_free;
+        least.least_is += least.least_is.empty() ? "" : fmt::format("; {} are left free", Bytes(left_free).str());
+      }
       refuse(least, has_failed);
     }
   }

@@ -120,10 +120,14 @@ class StepTrials {
 
   bool try_one(const StepToPlan& step, int64_t items, const Way& way);
   void profile(const StepToPlan& step, int64_t items, const Way& way);
+  bool may_fit_plainly(int64_t items) const;
   bool fits_or_is_predicted(const StepToPlan& step, int64_t most);
   bool fits_plainly(const StepToPlan& step, int64_t items);
   std::optional<Tried> predicted(int64_t small, int64_t large, int64_t items) const;
-  bool predict_candidates(const StepToPlan& step, int64_t most);
+  bool try_both(const StepToPlan& step, int64_t large, size_t runs);
+  bool predict(int64_t items, const StepTrials& from, int64_t large);
+  int64_t predict_whole(const StepToPlan& step, int64_t most, StepTrials& parts);
+  bool predict_halves(const StepToPlan& step, int64_t most, StepTrials& parts, int64_t large);
   bool is_enough(int64_t items) const;
   bool run_the_best(const StepToPlan& step);
   void run_predicted(const StepToPlan& step, int64_t items);

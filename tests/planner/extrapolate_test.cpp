@@ -3,6 +3,7 @@
 
 #include "src/planner/extrapolate.h"
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>
@@ -104,6 +105,31 @@ TEST(Extrapolated, IsNoneWhereTheTwoAreNotAlike) {
 TEST(Extrapolated, IsNoneForTwoOfTheSameItems) {
   EXPECT_FALSE(extrapolated({step_of(4), 4}, {step_of(4), 4}, 8));
   EXPECT_FALSE(extrapolated({step_of(4), 4}, {step_of(2), 2}, 8));
+}
+
+// A profile of more items may rise where the profile of fewer items falls.
+TEST(SamePlaces, LeaveOutChangesOfMemory) {
+  const Profile few = step_of(2);
+  Profile many = step_of(4);
+  const auto backward =
+      std::ranges::find_if(many.events, [](const Event& event) { return event.kind == EventKind::Backward; });
+  const auto at = static_cast<size_t>(backward - many.events.begin());
+  many.events.insert(backward, {EventKind::Allocate, 0, 8});
+  many.events.push_back({EventKind::Release, 0, 8});
+  const auto places = same_places(few, many), back = same_places(many, few);
+  ASSERT_TRUE(places && back);
+  for (size_t e = 0; e < few.events.size(); ++e) {
+    const Event &here = few.events[e], &there = many.events[static_cast<size_t>((*places)[e])];
+    if (here.kind != EventKind::Allocate && here.kind != EventKind::Release) {
+      EXPECT_EQ(std::pair(there.kind, there.index), std::pair(here.kind, here.index));
+      EXPECT_EQ((*back)[static_cast<size_t>((*places)[e])], static_cast<int>(e));
+    }
+  }
+  EXPECT_EQ((*places)[at], static_cast<int>(at) + 1);
+  EXPECT_FALSE(extrapolated({few, 2}, {many, 4}, 8));
+  many.events.insert(many.events.begin() + static_cast<std::ptrdiff_t>(at), {EventKind::Backward, 0, 0});
+  EXPECT_FALSE(same_places(few, many));
+  EXPECT_FALSE(same_places(few, step_of(2, 5)));
 }
 
 }  // namespace

@@ -189,6 +189,19 @@ TEST(PredictedPlan, OfAModelThatDoesMoreWithManyItemsKeepsTheBudget) {
   }
 }
 
+TEST(PredictedPlan, OfHalfTheBatchIsTriedWhereTheWholeBatchTakesMoreThanPredicted) {
+  const auto branching = [](nn::Sequential& model, const Batch& micro) {
+    Tensor out = model->forward(micro[0]);
+    for (int i = 0; micro.size() == kItems && i < 40; ++i) {
+      out = out + out.exp().sigmoid();
+    }
+    return Loss::sum((out - micro[1]).square().sum(), micro[1].numel());
+  };
+  const Planned planned = planned_within(0.7, branching);
+  EXPECT_EQ(planned.plan.choice.items, kItems / 2);
+  EXPECT_LE(planned.calls.at(kItems), 3) << "without a plan, and twice as predicted";
+}
+
 TEST(PredictedPlan, IsNotMadeWhereSmallMicroBatchesHaveOtherOperators) {
   const auto other = [](nn::Sequential& model, const Batch& micro) {
     const Tensor out = model->forward(micro[0]);

@@ -340,6 +340,8 @@ TEST(StepperPlan, RefusesChoicesThatNoStepperSaved) {
     training.stepper.load_state_dict(state);
   };
   EXPECT_NO_THROW(load("[8,4]", "1"));
+  EXPECT_NO_THROW(load("[8,4]", "256"));
+  EXPECT_THROW(load("[8,4]", "257"), CorruptFile);
   EXPECT_THROW(load("[8,4]", "1.5"), CorruptFile);
   EXPECT_THROW(load("[8,-4]", "1"), CorruptFile);
   EXPECT_THROW(load("[4294967296,4294967296]", "1"), CorruptFile);
