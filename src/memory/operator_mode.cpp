@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
-#include "src/memory/file_window.h"
 #include "src/memory/operator_cap.h"
+#include "src/memory/weight_window.h"
 
 #if __has_include(<c10/core/impl/FakeTensorModeTLS.h>)
 #include <c10/core/impl/FakeTensorModeTLS.h>
@@ -73,7 +73,7 @@ struct OperatorDispatch {
     }
     const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
     const auto kernel = [&](const c10::OperatorHandle& one) {
-      const OperandsInFile operands(one, stack);
+      const OperandsInWindow operands(one, stack);
       const OperatorCapCheck cap;
       one.redispatchBoxed(keys & kBelow, &stack);
       cap.check();
@@ -224,6 +224,7 @@ void OperatorScope::tell_if_switched_off() const {
 }
 
 void report_unseen_write(const at::Tensor& tensor) {
+  note_written_weight(tensor);
   for (const OperatorScope* scope = innermost; scope != nullptr; scope = scope->outside_) {
     scope->policy_.unseen_write(tensor);
   }

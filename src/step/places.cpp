@@ -51,7 +51,7 @@ PartInFile ModelPlace::bytes() const {
   for (const c10::Storage& storage : all) {
     bytes.moved += static_cast<int64_t>(storage.nbytes());
   }
-  bytes.beside = FileWindow::bytes_for(all);
+  bytes.beside = WeightWindow::bytes_for(all);
   for (const auto& [name, parameter] : parameters_.accumulated()) {
     bytes.beside += parameter.nbytes() < in_file_from() ? static_cast<int64_t>(parameter.nbytes()) : 0;
   }
@@ -79,7 +79,9 @@ void ModelPlace::enter() {
   try {
     move(Place::File);
     gradients_.collect(parameters_.accumulated(), *directory_);
-    window_.emplace(moved_);
+    const int64_t window = WeightWindow::bytes_for(moved_);
+    home_ = std::make_unique<FileHome>(moved_, window);
+    window_.emplace(moved_, *home_, window);
   } catch (...) {
     try {
       leave();
@@ -91,6 +93,7 @@ void ModelPlace::enter() {
 
 void ModelPlace::leave() {
   window_.reset();
+  home_.reset();
   gradients_.drop();
   move(Place::Memory);
 }
@@ -140,6 +143,7 @@ void ModelPlace::begin() {
     gradients_.collect(parameters_.accumulated(), *directory_);
   } else {
     window_.reset();
+    home_.reset();
     enter();
   }
   window_->let_go();

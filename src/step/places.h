@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -14,8 +15,8 @@
 
 #include "snug/optimizer.h"
 #include "snug/step_plan.h"
-#include "src/memory/file_window.h"
 #include "src/memory/gradients_in_file.h"
+#include "src/memory/weight_window.h"
 #include "src/step/step_to_plan.h"
 #include "src/step/trained_parameters.h"
 
@@ -41,7 +42,7 @@ class ModelPlace {
   bool was_made_in_file() const;
   PartInFile bytes() const;
   /// The bytes of PartInFile::beside for the window through which weights pass.
-  int64_t window_bytes() const { return FileWindow::bytes_for(storages()); }
+  int64_t window_bytes() const { return WeightWindow::bytes_for(storages()); }
   /// No effect if the model is in the place already, or cannot leave. Throws Error if files cannot be made, and as an
   /// allocation does; place() is then as before. Drops gradients that were collected.
   void put(Place place);
@@ -68,7 +69,8 @@ class ModelPlace {
   torch::nn::Module& model_;
   const TrainedParameters& parameters_;
   std::optional<std::filesystem::path> directory_;
-  std::optional<FileWindow> window_;
+  std::unique_ptr<WeightHome> home_;
+  std::optional<WeightWindow> window_;
   std::vector<c10::Storage> moved_;
   GradientsInFile gradients_;
 };

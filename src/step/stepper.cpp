@@ -340,7 +340,7 @@ class Stepper::Impl {
     if (repeats != Repeats::Never) {
       budget_.forget_tries();
     }
-    std::optional<detail::OperatorSeam> seam;  // tells a FileWindow of operators
+    std::optional<detail::OperatorSeam> seam;  // tells a WeightWindow of operators
     if (budget_.model_place().can_leave()) {
       seam.emplace();
     }
