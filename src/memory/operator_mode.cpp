@@ -60,6 +60,7 @@ c10::KernelFunction of_others;  // invalid if nobody had registered a kernel bef
 thread_local const OperatorScope* innermost = nullptr;  // innermost of the scopes that see the calls made now
 thread_local int open_seams = 0;
 thread_local bool key_was_included = false;  // before the first open seam
+thread_local std::optional<OperatorSeam> seam_for_windows;
 
 }  // namespace
 
@@ -128,6 +129,9 @@ bool is_on_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const S
 // Policies are not shown tensors on the meta device, which have no values: compilers trace with tensors on the meta
 // device.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (seam_for_windows && !WeightWindow::exists()) {
+    seam_for_windows.reset();
+  }
   if (is_for_others(op, *stack)) {
     of_others.callBoxed(op, keys, stack);
     return;
@@ -207,6 +211,12 @@ OperatorSeam::OperatorSeam() {
 OperatorSeam::~OperatorSeam() {
   if (--open_seams == 0) {
     c10::impl::tls_set_dispatch_key_included(kKey, key_was_included);
+  }
+}
+
+void keep_seam_for_windows() {
+  if (!seam_for_windows) {
+    seam_for_windows.emplace();
   }
 }
 

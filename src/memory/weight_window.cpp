@@ -62,6 +62,8 @@ WeightWindow::WeightWindow(std::vector<c10::Storage> storages, WeightHome& home,
   has_windows = true;
 }
 
+bool WeightWindow::exists() noexcept { return has_windows.load(std::memory_order_relaxed); }
+
 WeightWindow::~WeightWindow() {
   const std::lock_guard lock(mutex_of_windows);
   std::erase(windows, this);
@@ -74,7 +76,7 @@ void WeightWindow::let_go() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
     home_.let_go(i, entry.is_written);
-    entry.is_written = false;
+    entry.is_written = entry.is_beside = false;
     if (std::exchange(entry.is_in, false)) {
       by_use_.erase(entry.place);
       in_ -= entry.bytes;
@@ -131,6 +133,11 @@ void WeightWindow::finish(const std::vector<size_t>& operands) noexcept {
     --entries_[number].users;
   }
   try {
+    for (const size_t number : operands) {
+      if (entries_[number].is_in && entries_[number].is_beside && entries_[number].users == 0) {
+        take_out(number);
+      }
+    }
     make_room(0);
     tell_excess();
   } catch (...) {
@@ -152,6 +159,9 @@ void WeightWindow::bring(size_t number) {
     return;
   }
   make_room(entry.bytes);
+  while (!home_.has_room(number) && take_oldest()) {
+  }
+  entry.is_beside = !home_.has_room(number);
   home_.bring(number);
   by_use_.push_front(number);
   entry.place = by_use_.begin();
@@ -165,25 +175,34 @@ void WeightWindow::bring(size_t number) {
   }
 }
 
-// Takes out the storages used longest ago until `bytes` more fit, but no operand of an operator under way.
 void WeightWindow::make_room(int64_t bytes) {
-  for (auto place = by_use_.end(); in_ + bytes > bytes_ && place != by_use_.begin();) {
-    --place;
-    Entry& oldest = entries_[*place];
-    if (oldest.users > 0) {
-      continue;
-    }
-    home_.let_go(*place, oldest.is_written);
-    oldest.is_in = oldest.is_written = false;
-    in_ -= oldest.bytes;
-    place = by_use_.erase(place);
+  while (in_ + bytes > bytes_ && take_oldest()) {
   }
+}
+
+// The storage used longest ago, but no operand of an operator under way. False: there is none.
+bool WeightWindow::take_oldest() {
+  const auto oldest =
+      std::find_if(by_use_.rbegin(), by_use_.rend(), [this](size_t number) { return entries_[number].users == 0; });
+  if (oldest == by_use_.rend()) {
+    return false;
+  }
+  take_out(*oldest);
+  return true;
+}
+
+void WeightWindow::take_out(size_t number) {
+  Entry& entry = entries_[number];
+  home_.let_go(number, entry.is_written);
+  entry.is_in = entry.is_written = entry.is_beside = false;
+  by_use_.erase(entry.place);
+  in_ -= entry.bytes;
 }
 
 // --- operators
 
 OperandsInWindow::OperandsInWindow(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  if (!has_windows.load(std::memory_order_relaxed) || is_moving) {
+  if (!WeightWindow::exists() || is_moving) {
     return;
   }
   const std::lock_guard lock(mutex_of_windows);
@@ -216,7 +235,7 @@ void OperandsInWindow::end() noexcept {
 }
 
 void note_written_weight(const at::Tensor& tensor) {
-  if (!has_windows.load(std::memory_order_relaxed) || !tensor.has_storage()) {
+  if (!WeightWindow::exists() || !tensor.has_storage()) {
     return;
   }
   const std::lock_guard lock(mutex_of_windows);

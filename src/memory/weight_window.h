@@ -35,6 +35,9 @@ namespace snug::detail {
 class WeightHome {
  public:
   virtual ~WeightHome() = default;
+  /// Whether the storage has room beside the storages that are in. If not, storages go out. If that does not help, the
+  /// storage comes in all the same, and goes out when the operator has run.
+  virtual bool has_room(size_t) const { return true; }
   /// The storage has memory with the values when the call returns, in the order of the current stream. May throw; then
   /// the storage is out.
   virtual void bring(size_t number) = 0;
@@ -83,6 +86,8 @@ class WeightWindow final {
 
   /// The bytes of the largest storage.
   static int64_t bytes_for(const std::vector<c10::Storage>& storages);
+  /// Whether the process has a window.
+  static bool exists() noexcept;
 
  private:
   friend class OperandsInWindow;
@@ -93,6 +98,7 @@ class WeightWindow final {
     int64_t bytes;
     bool is_in = false;
     bool is_written = false;
+    bool is_beside = false;             // in, without room in the window
     int users = 0;                      // operators under way
     std::list<size_t>::iterator place;  // in by_use_, if is_in
   };
@@ -103,6 +109,8 @@ class WeightWindow final {
   void tell_excess();
   void bring(size_t number);
   void make_room(int64_t bytes);
+  void take_out(size_t number);
+  bool take_oldest();
 
   std::vector<Entry> entries_;
   std::unordered_map<const c10::StorageImpl*, size_t> numbers_;
