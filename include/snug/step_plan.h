@@ -65,13 +65,14 @@ struct StepChoice {
 enum class Place : uint8_t {
   Memory,  ///< in the memory of the model's device
   File,    ///< in a file; an update or an operator brings pieces into memory
-  Host,    ///< in the host's memory, for a model on another device; the CPU makes the updates
+  Host,    ///< in the host's memory, for a model on another device; an operator brings weights to the device, and the
+           ///< CPU makes the updates
 };
 
 /// The places of the parts of a step that may leave memory.
 struct Placement {
   Place state = Place::Memory;  ///< of the optimizer's state
-  Place model = Place::Memory;  ///< of weights, buffers of 64 KiB and more, and gradients
+  Place model = Place::Memory;  ///< of weights of 64 KiB and more, of a CPU such buffers too, and of gradients
 
   friend bool operator==(const Placement&, const Placement&) = default;
 };

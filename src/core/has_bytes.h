@@ -6,6 +6,12 @@
 
 namespace snug::detail {
 
+/// The memory of a storage, also of a storage that throws when the storage is read, such as that of a weight on the
+/// host. Asking does not count as a write.
+inline const c10::DataPtr& memory_of(const c10::Storage& storage) {
+  return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+}
+
 /// Whether the values of `tensor` are the bytes of the tensor's storage. The storage may have no bytes. False for:
 /// - undefined tensors;
 /// - zero tensors, which forward-mode AD makes: the storage has a size and no memory;
@@ -20,9 +26,8 @@ inline bool has_bytes(const at::Tensor& tensor) {
   if (!impl.has_storage() || impl.is_python_dispatch() || impl.unsafe_storage().device().is_meta()) {
     return false;
   }
-  c10::StorageImpl& storage = *impl.unsafe_storage().unsafeGetStorageImpl();
-  const bool has_memory = storage._mutable_data_ptr_no_checks().get() != nullptr;  // asking does not count as a write
-  return has_memory || storage.sym_nbytes().maybe_as_int() == 0;
+  const c10::Storage& storage = impl.unsafe_storage();
+  return memory_of(storage).get() != nullptr || storage.sym_nbytes().maybe_as_int() == 0;
 }
 
 /// Whether has_bytes() is true and the bytes can be read: the tensor has no elements, or the storage was not freed.

@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
-#include "src/memory/file_window.h"
 #include "src/memory/operator_cap.h"
+#include "src/memory/weight_window.h"
 
 #if __has_include(<c10/core/impl/FakeTensorModeTLS.h>)
 #include <c10/core/impl/FakeTensorModeTLS.h>
@@ -60,6 +60,7 @@ c10::KernelFunction of_others;  // invalid if nobody had registered a kernel bef
 thread_local const OperatorScope* innermost = nullptr;  // innermost of the scopes that see the calls made now
 thread_local int open_seams = 0;
 thread_local bool key_was_included = false;  // before the first open seam
+thread_local std::optional<OperatorSeam> seam_for_windows;
 
 }  // namespace
 
@@ -73,7 +74,7 @@ struct OperatorDispatch {
     }
     const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
     const auto kernel = [&](const c10::OperatorHandle& one) {
-      const OperandsInFile operands(one, stack);
+      const OperandsInWindow operands(one, stack);
       const OperatorCapCheck cap;
       one.redispatchBoxed(keys & kBelow, &stack);
       cap.check();
@@ -128,6 +129,9 @@ bool is_on_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const S
 // Policies are not shown tensors on the meta device, which have no values: compilers trace with tensors on the meta
 // device.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (seam_for_windows && !WeightWindow::exists()) {
+    seam_for_windows.reset();
+  }
   if (is_for_others(op, *stack)) {
     of_others.callBoxed(op, keys, stack);
     return;
@@ -210,6 +214,12 @@ OperatorSeam::~OperatorSeam() {
   }
 }
 
+void keep_seam_for_windows() {
+  if (!seam_for_windows) {
+    seam_for_windows.emplace();
+  }
+}
+
 OperatorScope::OperatorScope(OperatorPolicy& policy) : policy_(policy), outside_(innermost) { innermost = this; }
 
 OperatorScope::~OperatorScope() {
@@ -224,6 +234,7 @@ void OperatorScope::tell_if_switched_off() const {
 }
 
 void report_unseen_write(const at::Tensor& tensor) {
+  note_written_weight(tensor);
   for (const OperatorScope* scope = innermost; scope != nullptr; scope = scope->outside_) {
     scope->policy_.unseen_write(tensor);
   }

@@ -104,6 +104,10 @@ class [[nodiscard]] OperatorSeam final {
   OperatorSeam& operator=(const OperatorSeam&) = delete;
 };
 
+/// Opens a seam on this thread that stays open until the thread calls an operator without a WeightWindow in the
+/// process: the program's own operators find weights that are not in memory.
+void keep_seam_for_windows();
+
 /// Makes `policy` the first policy to be asked on this thread, until the end of the scope. `policy` must outlive the
 /// scope. An operator costs about a microsecond more, and nothing without a scope. Scopes must end in the reverse of
 /// the order in which the scopes began. Backward passes that begin during the scope stay on this thread and are seen.

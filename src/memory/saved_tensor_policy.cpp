@@ -120,7 +120,7 @@ Engine& engine_in_front() { return *in_front; }
 
 void mark_as_saved(const at::Tensor& tensor) {
   if (saved_tensors_are_observed() && has_bytes(tensor)) {
-    report_saved_for_backward(tensor.storage().data());
+    report_saved_for_backward(memory_of(tensor.storage()).get());
   }
 }
 

@@ -32,7 +32,7 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 // parameter.
 at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& gradient) {
   const bool is_there = same_layout(parameter, gradient) && !detail::is_lazy(gradient);
-  return is_there ? gradient : at::empty_like(parameter).copy_(gradient);
+  return is_there ? gradient : at::empty_like(parameter, gradient.device()).copy_(gradient);
 }
 
 std::string kind_of(const at::Tensor& t, c10::Device device) {
@@ -106,8 +106,8 @@ void FusedOptimizer::Update::check_gradient(const at::Tensor& parameter) const {
         "{}.step: the gradient of {} is sparse, which is not supported; build the embedding with sparse(false)",
         optimizer_.name(), optimizer_.describe(parameter)));
   }
-  if (gradient.sizes() != parameter.sizes() || gradient.scalar_type() != parameter.scalar_type() ||
-      gradient.device() != parameter.device()) {
+  const bool is_there = gradient.device() == parameter.device() || (outside_ != nullptr && gradient.is_cpu());
+  if (gradient.sizes() != parameter.sizes() || gradient.scalar_type() != parameter.scalar_type() || !is_there) {
     throw ConfigError(
         fmt::format("{}.step: the gradient of {} is {}, the parameter {}; convert or move a model before its optimizer "
                     "is made",

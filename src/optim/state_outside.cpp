@@ -107,33 +107,27 @@ class FusedOptimizer::StateOutside::DeviceCopies {
  public:
   std::vector<std::pair<at::Tensor, at::Tensor>> in, out;  // to, from
 
-  void begin() {
-    if (!in.empty()) {
-      const c10::Device device = in.front().second.device();
-      stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-      make(in);
-    }
-  }
+  void begin() { make(in); }
   void wait() {
     if (done_) {
       done_->synchronize();
     }
   }
-  void end() {
-    if (!out.empty()) {
-      make(out);
-    }
-  }
+  void end() { make(out); }
 
  private:
   void make(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies) {
+    if (copies.empty()) {
+      return;
+    }
     for (const auto& [to, from] : copies) {
       to.copy_(from, /*non_blocking=*/true);
     }
-    done_.emplace(stream_->device_type()).record(*stream_);
+    const auto& [to, from] = copies.front();
+    const c10::Device device = to.is_cpu() ? from.device() : to.device();
+    done_.emplace(device.type()).record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   }
 
-  std::optional<c10::Stream> stream_;
   std::optional<c10::Event> done_;  // the last of the copies that were begun
 };
 
@@ -344,15 +338,18 @@ void FusedOptimizer::StateOutside::fill(const Block& block, const at::Tensor& me
     at::Tensor gradient = elements_of(all.gradients[piece.parameter], piece.begin, piece.end);
     if (!whole.device.is_cpu()) {
       const at::Tensor there = std::exchange(own, in_window(parameter, piece.begin, piece.end));
-      const at::Tensor gradient_there = std::exchange(gradient, in_window(parameter, piece.begin, piece.end));
-      copies.in.emplace_back(gradient, gradient_there);
+      at::Tensor gradient_there;
+      if (!gradient.is_cpu()) {
+        gradient_there = std::exchange(gradient, in_window(parameter, piece.begin, piece.end));
+        copies.in.emplace_back(gradient, gradient_there);
+      }
       if (is_read) {
         copies.in.emplace_back(own, there);
       }
       if (!is_skipped) {
         copies.out.emplace_back(there, own);
       }
-      if (!is_skipped && all.grad_scale.defined() && !detail::is_low(gradient)) {
+      if (gradient_there.defined() && !is_skipped && all.grad_scale.defined() && !detail::is_low(gradient)) {
         copies.out.emplace_back(gradient_there, gradient);  // the kernel unscales the gradient in place
       }
     }

@@ -12,6 +12,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StreamGuard.h>
 
+#include "src/activations/host_home.h"
 #include "src/activations/storage_views.h"
 #include "src/core/has_bytes.h"
 #include "src/memory/operator_mode.h"
@@ -61,7 +62,7 @@ int TapeStorages::add(const at::Tensor& tensor, int producer) {
       .origin = producer >= 0     ? TapeStorage::Origin::Operator
                 : is_lent(tensor) ? TapeStorage::Origin::Lent
                                   : TapeStorage::Origin::Program,
-      .is_counted = state_->cursor.counts(tensor.device()) && is_from_allocator(tensor.storage().data_ptr()),
+      .is_counted = state_->cursor.counts(tensor.device()) && is_from_allocator(memory_of(tensor.storage())),
       .producers = {producer},
       .bytes = static_cast<int64_t>(tensor.storage().nbytes()),
       .holding = Holding(tensor.storage()),
@@ -115,10 +116,11 @@ bool TapeStorages::is_from_allocator(const c10::DataPtr& memory) {
 // Whether the owner may fill the memory again, or take the memory back, without notice: from_blob, a host's pinned
 // memory. Not lent are
 // - memory from before snug was loaded, and mapped files: both live as long as the storage;
-// - parameters: a parameter lives as long as the model.
+// - parameters: a parameter lives as long as the model;
+// - weights on the host: the home keeps the values, and brings the values for each operator.
 bool TapeStorages::is_lent(const at::Tensor& tensor) {
-  const c10::DataPtr& data = allocated(tensor.storage().data_ptr());
-  return !is_from_allocator(data) && !data.device().is_meta() && !tensor.requires_grad() &&
+  const c10::DataPtr& data = allocated(memory_of(tensor.storage()));
+  return !is_from_allocator(data) && !data.device().is_meta() && !tensor.requires_grad() && !HostHome::holds(data) &&
          data.get_deleter() != c10::GetDefaultCPUAllocator()->raw_deleter() &&
          at::MapAllocator::fromDataPtr(data) == nullptr && at::RefcountedMapAllocator::fromDataPtr(data) == nullptr;
 }

@@ -3,6 +3,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "src/core/has_bytes.h"
 #include "src/remat/tape_storages.h"
 
 // Device streams that use a storage
@@ -39,7 +40,7 @@ void TapeStorages::begin_streams(int storage, const c10::Storage& memory) {
 void TapeStorages::add_stream(int storage, const c10::Storage& memory, const c10::Stream& stream) {
   auto& streams = at(storage).streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
-    c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(allocated(memory.data_ptr()), stream);
+    c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(allocated(memory_of(memory)), stream);
     streams.push_back(stream);
   }
 }

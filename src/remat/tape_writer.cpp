@@ -214,7 +214,7 @@ void TapeWriter::read_results(RunningOperator& running, const Stack& stack) {
       storages_.treat_result(number, running.treatment);
     }
     if (state_.has_listener()) {
-      running.made.emplace_back(number, tensor.storage().data());
+      running.made.emplace_back(number, memory_of(tensor.storage()).get());
     }
     // In a backward pass, autograd writes gradients in place if nobody else holds the gradients. A watch does not count
     // as a holder, so backward results are watched and not held.

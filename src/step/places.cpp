@@ -10,26 +10,44 @@
 #include <torch/optim/optimizer.h>
 
 #include "snug/core.h"
+#include "src/core/allocated_bytes.h"
 #include "src/core/file_memory.h"
 #include "src/core/gradient_hooks.h"
+#include "src/core/has_bytes.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/memory/cpu_allocator.h"
+#include "src/memory/operator_mode.h"
 
 namespace snug::detail {
 namespace {
 
-bool is_large(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.has_storage() && tensor.is_cpu() && tensor.storage().nbytes() >= in_file_from();
+bool is_large(const at::Tensor& tensor, c10::Device device) {
+  return tensor.defined() && tensor.has_storage() && tensor.device() == device &&
+         tensor.storage().nbytes() >= in_file_from();
 }
 
 }  // namespace
 
+ModelPlace::~ModelPlace() {
+  if (!on_host_) {
+    return;
+  }
+  try {
+    leave();
+  } catch (const std::exception&) {  // the values are only there
+    (void)window_.release();
+    (void)on_host_.release();
+  }
+}
+
+// Some operators write buffers without saying so, such as batch normalisation. A buffer in a file is written in place.
 std::vector<c10::Storage> ModelPlace::storages() const {
+  const c10::Device device = parameters_.device();
   std::vector<c10::Storage> all;
   std::unordered_set<const void*> seen;
-  for (const auto& tensors : {model_.parameters(), model_.buffers()}) {
+  for (const auto& tensors : {model_.parameters(), device.is_cpu() ? model_.buffers() : std::vector<at::Tensor>()}) {
     for (const at::Tensor& tensor : tensors) {
-      if (is_large(tensor) && seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
+      if (is_large(tensor, device) && seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
         all.push_back(tensor.storage());
       }
     }
@@ -37,49 +55,72 @@ std::vector<c10::Storage> ModelPlace::storages() const {
   return all;
 }
 
+int64_t ModelPlace::window_for(const std::vector<c10::Storage>& all) const {
+  return outside() == Place::Host ? HostHome::window_for(all) : WeightWindow::bytes_for(all);
+}
+
+bool ModelPlace::is_outside(const c10::Storage& storage) const {
+  const c10::DataPtr& memory = memory_of(storage);
+  return outside() == Place::Host ? HostHome::holds(memory) : FileMemory::holds(memory.get());
+}
+
+std::optional<std::filesystem::path> ModelPlace::directory_of_gradients() const {
+  return outside() == Place::Host ? std::nullopt : directory_;
+}
+
 bool ModelPlace::was_made_in_file() const {
-  return std::ranges::any_of(storages(), [](const c10::Storage& one) { return FileMemory::holds(one.data()); });
+  return std::ranges::any_of(storages(),
+                             [](const c10::Storage& one) { return FileMemory::holds(memory_of(one).get()); });
 }
 
 PartInFile ModelPlace::bytes() const {
   PartInFile bytes;
   const auto has_hook = [](const auto& one) { return has_lasting_gradient_hook(one.second); };
   if (!can_leave() || std::ranges::any_of(parameters_.all(), has_hook)) {
-    return bytes;  // in files, a hook that the program has set would be lost
+    return bytes;  // of gradients outside, a hook that the program has set would be lost
   }
   const std::vector<c10::Storage> all = storages();
   for (const c10::Storage& storage : all) {
-    bytes.moved += static_cast<int64_t>(storage.nbytes());
+    bytes.moved += allocated_bytes(static_cast<int64_t>(storage.nbytes()), storage.device());
   }
-  bytes.beside = FileWindow::bytes_for(all);
+  bytes.beside = window_for(all);
   for (const auto& [name, parameter] : parameters_.accumulated()) {
-    bytes.beside += parameter.nbytes() < in_file_from() ? static_cast<int64_t>(parameter.nbytes()) : 0;
+    const bool stays = outside() == Place::File && parameter.nbytes() < in_file_from();
+    bytes.beside += stays ? static_cast<int64_t>(parameter.nbytes()) : 0;
   }
   return bytes;
 }
 
 void ModelPlace::put(Place place) {
-  if (place == this->place() || (place == Place::File && !bytes().can_leave())) {
+  if (place == this->place() || (place != Place::Memory && !bytes().can_leave())) {
     return;
   }
-  if (place == Place::File) {
+  if (place != Place::Memory) {
     enter();
     return;
   }
   try {
     leave();
   } catch (...) {
-    enter();
+    if (!window_) {
+      enter();
+    }
     throw;
   }
 }
 
 // Weights move first, and leave room for the small part of the gradients. If the rest has no room, weights come back.
 void ModelPlace::enter() {
+  if (outside() == Place::Host) {
+    enter_host();
+    return;
+  }
   try {
     move(Place::File);
     gradients_.collect(parameters_.accumulated(), *directory_);
-    window_.emplace(moved_);
+    const int64_t window = WeightWindow::bytes_for(moved_);
+    in_files_ = std::make_unique<FileHome>(moved_, window);
+    window_ = std::make_unique<WeightWindow>(moved_, *in_files_, window);
   } catch (...) {
     try {
       leave();
@@ -89,10 +130,49 @@ void ModelPlace::enter() {
   }
 }
 
+// The former home, if weights are on the host already, brings the values of its weights to the new home. Then weights
+// leave the device, and leave room for the window. If the window has no room, weights come back. If they have no room
+// either, they stay on the host, and the window is empty.
+void ModelPlace::enter_host() {
+  keep_seam_for_windows();
+  std::vector<c10::Storage> all = storages();
+  if (all.empty()) {  // the model has lost its large weights
+    leave();
+    return;
+  }
+  auto home = std::make_unique<HostHome>(all);
+  gradients_.collect(parameters_.accumulated(), directory_of_gradients());
+  auto window = std::make_unique<WeightWindow>(all, *home, window_for(all));
+  if (window_) {
+    window_->let_go();
+  }
+  home->take_out();
+  window_ = std::move(window);
+  on_host_ = std::move(home);
+  moved_ = std::move(all);
+  try {
+    on_host_->open_window(window_for(moved_));
+  } catch (...) {
+    try {
+      leave();
+    } catch (const std::exception&) {
+    }
+    throw;
+  }
+}
+
 void ModelPlace::leave() {
+  if (on_host_) {
+    window_->let_go();
+    on_host_->take_back();
+  }
   window_.reset();
+  in_files_.reset();
+  on_host_.reset();
   gradients_.drop();
-  move(Place::Memory);
+  if (outside() == Place::File) {
+    move(Place::Memory);
+  }
 }
 
 // Allocates all memory first, so that nothing has moved if memory is too little.
@@ -128,21 +208,29 @@ void ModelPlace::begin() {
     if (has_lasting_gradient_hook(parameter)) {
       throw ConfigError(
           fmt::format("Stepper: parameter '{}' has got a hook that runs when its gradient is complete, while its "
-                      "gradient goes to a file; set the hook before the Stepper is made, or leave `offload` out",
+                      "gradient leaves memory; set the hook before the Stepper is made, or leave `offload` out",
                       name));
     }
   }
-  const auto is_as_before = [](const c10::Storage& now, const c10::Storage& before) {
-    return now.unsafeGetStorageImpl() == before.unsafeGetStorageImpl() && FileMemory::holds(now.data());
+  const auto is_as_before = [this](const c10::Storage& now, const c10::Storage& before) {
+    return now.unsafeGetStorageImpl() == before.unsafeGetStorageImpl() && is_outside(now);
   };
+  if (on_host_) {
+    keep_seam_for_windows();
+  }
   const std::vector<c10::Storage> now = storages();
   if (std::equal(now.begin(), now.end(), moved_.begin(), moved_.end(), is_as_before)) {
-    gradients_.collect(parameters_.accumulated(), *directory_);
+    gradients_.collect(parameters_.accumulated(), directory_of_gradients());
+  } else if (on_host_) {
+    enter();
   } else {
     window_.reset();
+    in_files_.reset();
     enter();
   }
-  window_->let_go();
+  if (window_) {
+    window_->let_go();
+  }
 }
 
 void ModelPlace::end() {

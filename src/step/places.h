@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -14,8 +15,9 @@
 
 #include "snug/optimizer.h"
 #include "snug/step_plan.h"
-#include "src/memory/file_window.h"
-#include "src/memory/gradients_in_file.h"
+#include "src/activations/host_home.h"
+#include "src/memory/gradients_outside.h"
+#include "src/memory/weight_window.h"
 #include "src/step/step_to_plan.h"
 #include "src/step/trained_parameters.h"
 
@@ -25,23 +27,34 @@ class Optimizer;
 
 namespace snug::detail {
 
-/// The place of a model's weights, large buffers and gradients. Weights and buffers keep their storages. Only the
-/// memory of the storages changes, so all tensors on the storages move too. Gradients are collected in files
-/// (GradientsInFile), and are the parameters' gradients at the end of the step.
+/// The place of a model's weights, large buffers and gradients: of a CPU in files, of another device on the host; there
+/// buffers stay. Weights and buffers keep their storages. Only the memory of the storages changes, so all tensors on
+/// the storages move too. Gradients are collected outside (GradientsOutside), and are the parameters' gradients, on the
+/// CPU, at the end of the step.
+///
+/// Between steps, weights on the host stay there. Each operator that the thread of the last step calls, and each
+/// backward pass of the thread, brings the weights that it uses. Other accesses throw (HostHome).
 class ModelPlace {
  public:
   /// `directory`: for the files; none: the model stays in memory.
   ModelPlace(torch::nn::Module& model, const TrainedParameters& parameters,
              std::optional<std::filesystem::path> directory)
       : model_(model), parameters_(parameters), directory_(std::move(directory)) {}
+  /// Weights on the host come back to the device. If the device has no room, everything stays as it is until the end
+  /// of the process.
+  ~ModelPlace();
+  ModelPlace(const ModelPlace&) = delete;
+  ModelPlace& operator=(const ModelPlace&) = delete;
 
   bool can_leave() const { return directory_.has_value(); }
-  Place place() const { return window_ ? Place::File : Place::Memory; }
+  Place place() const { return window_ ? outside() : Place::Memory; }
+  /// The place outside of the device's memory.
+  Place outside() const { return place_outside(parameters_.device()); }
   /// Whether a part of the model was made in files (TensorsInFile).
   bool was_made_in_file() const;
   PartInFile bytes() const;
   /// The bytes of PartInFile::beside for the window through which weights pass.
-  int64_t window_bytes() const { return FileWindow::bytes_for(storages()); }
+  int64_t window_bytes() const { return window_for(storages()); }
   /// No effect if the model is in the place already, or cannot leave. Throws Error if files cannot be made, and as an
   /// allocation does; place() is then as before. Drops gradients that were collected.
   void put(Place place);
@@ -61,16 +74,22 @@ class ModelPlace {
 
  private:
   std::vector<c10::Storage> storages() const;
+  int64_t window_for(const std::vector<c10::Storage>& all) const;
+  bool is_outside(const c10::Storage& storage) const;
+  std::optional<std::filesystem::path> directory_of_gradients() const;
   void enter();
+  void enter_host();
   void leave();
   void move(Place to);
 
   torch::nn::Module& model_;
   const TrainedParameters& parameters_;
   std::optional<std::filesystem::path> directory_;
-  std::optional<FileWindow> window_;
+  std::unique_ptr<FileHome> in_files_;
+  std::unique_ptr<HostHome> on_host_;
+  std::unique_ptr<WeightWindow> window_;
   std::vector<c10::Storage> moved_;
-  GradientsInFile gradients_;
+  GradientsOutside gradients_;
 };
 
 /// The place of the optimizer's state.

@@ -75,15 +75,13 @@ std::optional<std::filesystem::path> directory_of_state(torch::optim::Optimizer&
 }
 
 // None: the model stays in memory. Reasons:
-// - The memory of a device is no file's.
 // - An update of all parameters at once would bring all parameters into memory.
 // - Gradients that other ranks add to lie in buckets.
 // - Masters are not part of the model.
 std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options, const StatePlace& state_place,
                                                         const StepRanks& ranks) {
   const bool can_leave = options.budget.plan && !options.budget.memory.is_unlimited() &&
-                         state_place.outside() == Place::File && state_place.bytes().can_leave() && ranks.is_alone() &&
-                         options.weights == Weights::Full;
+                         state_place.bytes().can_leave() && ranks.is_alone() && options.weights == Weights::Full;
   return can_leave ? options.budget.offload : std::nullopt;
 }
 
@@ -107,7 +105,7 @@ BytesByKind StepBudget::bytes(Placement placement) const {
     bytes.optimizer_state.outside += state_in_file.moved;
     bytes.optimizer_state.in_memory -= state_in_file.moved;
   }
-  if (placement.model == Place::File) {
+  if (placement.model != Place::Memory) {
     const PartInFile in_file = model_place_.bytes();
     const int64_t window = model_place_.window_bytes(), small_gradients = in_file.beside - window;
     bytes.weights.outside = in_file.moved;
@@ -148,7 +146,7 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
     link = options.budget.offload ? measure_offload_link(*options.budget.offload, device) : OffloadLink{};
     state_place_.put(state_place_.outside());
     if (live_bytes(device) > budget_ || model_place_.was_made_in_file()) {
-      model_place_.put(Place::File);
+      model_place_.put(model_place_.outside());
     }
   } catch (...) {  // the other ranks wait for this rank in check()
     no_link_ = std::current_exception();

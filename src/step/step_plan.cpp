@@ -118,6 +118,10 @@ std::string StepPlan::explain() const {
   if (placement.model == Place::File) {
     text += "\nWeights and gradients are in files. An operator's weights come into memory when it runs.\n";
   }
+  if (placement.model == Place::Host) {
+    text +=
+        "\nWeights and gradients are in the host's memory. An operator's weights come to the device when it runs.\n";
+  }
   if (activations) {
     text += fmt::format("\nWithin a micro-batch:\n{}", activations->explain());
   } else if (slices == 1) {
@@ -127,11 +131,12 @@ std::string StepPlan::explain() const {
 }
 
 std::string StepPlan::verdict() const {
-  const char* const files = placement.model == Place::File
-                                ? " Weights, gradients and the optimizer's state go to files."
-                            : placement.state == Place::File ? " The optimizer's state goes to a file."
-                            : placement.state == Place::Host ? " The optimizer's state goes to the host's memory."
-                                                             : "";
+  const char* const files =
+      placement.model == Place::File   ? " Weights, gradients and the optimizer's state go to files."
+      : placement.model == Place::Host ? " Weights, gradients and the optimizer's state go to the host's memory."
+      : placement.state == Place::File ? " The optimizer's state goes to a file."
+      : placement.state == Place::Host ? " The optimizer's state goes to the host's memory."
+                                       : "";
   return verdict_on_activations() + files;
 }
 
@@ -164,6 +169,7 @@ std::string StepPlan::to_json() const {
                                                      {"state_in_file", placement.state == Place::File},
                                                      {"state_on_host", placement.state == Place::Host},
                                                      {"model_in_file", placement.model == Place::File},
+                                                     {"model_on_host", placement.model == Place::Host},
                                                      {"bytes", json_of(bytes)},
                                                      {"considered", considered}});
   if (activations) {
@@ -176,10 +182,11 @@ StepPlan StepPlan::from_json(std::string_view text) {
   return detail::read_versioned_json(kStepPlanJson, text, [](const Json& json) {
     const auto is = [&](const char* key) { return json.value(key, false); };
     const Place state = is("state_in_file") ? Place::File : is("state_on_host") ? Place::Host : Place::Memory;
+    const Place model = is("model_in_file") ? Place::File : is("model_on_host") ? Place::Host : Place::Memory;
     StepPlan plan{.budget_bytes = detail::whole_number<int64_t>(json.at("budget_bytes")),
                   .choice = detail::step_choice(plan::Choice::from_json(json.at("choice").dump())),
                   .slices = json.value("slices", int64_t{1}),
-                  .placement = {.state = state, .model = is("model_in_file") ? Place::File : Place::Memory},
+                  .placement = {.state = state, .model = model},
                   .considered = json.at("considered").get<std::string>()};
     if (json.contains("bytes")) {
       plan.bytes = bytes_from(json.at("bytes"));

@@ -16,8 +16,8 @@
 //   1. an earlier step of this program
 //   2. plan_folder, if trials would give the same plan now (holds)
 //   3. trials with the model in memory
-//   4. trials with the model in files, if nothing fits in memory, or if recomputation takes more time than gradients
-//      take to a file and back; then the faster plan of 3 and 4 wins
+//   4. trials with the model in files, or of a device on the host, if nothing fits in memory; on a CPU also if
+//      recomputation takes more time than gradients take to a file and back; then the faster plan of 3 and 4 wins
 //
 // Consequences:
 // - A step that needs more bytes than the plan has counted, or smaller micro-batches for another rank, makes a plan
@@ -167,7 +167,7 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
     refusal = std::current_exception();
   }
   try {
-    known = known.is_stale ? *try_with(step, Place::File) : plan_anew(step);
+    known = known.is_stale ? *try_with(step, place_outside(limits_.device)) : plan_anew(step);
   } catch (const BudgetExceeded& error) {
     if (error.smallest_feasible().count() == 0) {  // the trials so far may know a budget
       std::rethrow_exception(refusal);
@@ -179,7 +179,7 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
 // The faster plan of two: with the model in memory, and with the model in files. If neither fits, the exception is that
 // of the files, unless only the trials in memory know a budget.
 StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
-  std::optional<Known> in_memory, in_files;
+  std::optional<Known> in_memory, outside;
   std::optional<StepTrials> refused;
   if (stays_.model == Place::Memory) {
     in_memory = try_with(step, Place::Memory, &refused);
@@ -188,7 +188,7 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
     }
   }
   try {
-    in_files = try_with(step, Place::File);
+    outside = try_with(step, place_outside(limits_.device));
   } catch (const std::exception& error) {
     const auto* const no_plan = dynamic_cast<const BudgetExceeded*>(&error);
     if (refused && no_plan != nullptr && no_plan->smallest_feasible().count() == 0) {
@@ -200,8 +200,8 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
       throw;
     }
   }
-  if (!in_memory || (in_files && plan::kApart * in_files->plan.choice.seconds < in_memory->plan.choice.seconds)) {
-    return *std::move(in_files);
+  if (!in_memory || (outside && plan::kApart * outside->plan.choice.seconds < in_memory->plan.choice.seconds)) {
+    return *std::move(outside);
   }
   remember(*in_memory);
   return *std::move(in_memory);
@@ -212,7 +212,7 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
 std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, Place model,
                                                         std::optional<StepTrials>* refused) {
   Known known{.trials = StepTrials(step, limits_, model)};
-  const bool is_last_way = model == Place::File || !step.counts.model_in_file.can_leave();
+  const bool is_last_way = model != Place::Memory || !step.counts.model_in_file.can_leave();
   if (!is_last_way && !known.trials.has_room()) {
     return std::nullopt;
   }
@@ -240,7 +240,8 @@ std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, 
 
 // Whether recomputation with the model in memory takes more time than gradients take to a file and back.
 bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step) const {
-  if (!step.counts.model_in_file.can_leave() || !limits_.link.is_open()) {
+  const bool is_on_device = place_outside(limits_.device) == Place::Host;  // where the CPU would make the updates
+  if (is_on_device || !step.counts.model_in_file.can_leave() || !limits_.link.is_open()) {
     return false;
   }
   const StepChoice& choice = in_memory.plan.choice;

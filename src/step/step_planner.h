@@ -98,9 +98,9 @@ class StepPlanner {
   std::optional<Known> try_with(const StepToPlan& step, Place model, std::optional<StepTrials>* refused = nullptr);
   bool is_worth_files(const Known& in_memory, const StepToPlan& step) const;
   Known* find(const StepToPlan& step);
-  // A model in files does not come back to memory.
+  // A model outside does not come back to memory.
   bool is_for_this_place(const Known& known) const {
-    return stays_.model == Place::Memory || known.plan.placement.model == Place::File;
+    return stays_.model == Place::Memory || known.plan.placement.model != Place::Memory;
   }
   Known* find_alike(const StepToPlan& step);
   static std::optional<double> growth_since(const Known& known, const StepToPlan& step);

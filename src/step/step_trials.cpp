@@ -8,7 +8,8 @@
 //   recompute  fewer activations; some operators run again in backward
 //   offload    activations go to a file or to host memory, and come back
 //   files      optimizer state, or state, weights and gradients, in files; an update streams the state
-//   host       optimizer state of a device in the host's memory; an update streams gradients and weights
+//   host       optimizer state of a device, or state, weights and gradients, in the host's memory; an update streams
+//              gradients and weights
 //   slices     fewer activations inside snug::sliced; gradients differ by rounding, so slices are the last means
 //
 // Recompute and offload need a choice for every tensor, and planner/solver has a solver for the choice. Split, files
@@ -21,7 +22,7 @@
 //      micro-batches has, unless the plan of the whole batch is nearly as fast as no plan.
 //   3. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
 //      (plan::search), with the optimizer's state in memory and with the state outside; with the state on the host only
-//      if nothing fits with the state in memory. StepPlanner decides about weights and gradients in files.
+//      if nothing fits with the state in memory. StepPlanner decides about weights and gradients.
 //   4. Take the fastest step of all. If its micro-batch is only predicted, run the micro-batch once under its plan. The
 //      run gives the micro-batch a profile of its own. Go back to 3 with the profile.
 //   5. A plan needs a proof: a run with the bits of plain training and with no more bytes than its profile predicts.
@@ -148,7 +149,7 @@ StepTrials::StepTrials(StepKind kind, const StepCounts& counts, const PlanLimits
       kind_(std::move(kind)),
       counts_(counts),
       placement_{.model = model},
-      state_must_be_outside_(model == Place::File) {}
+      state_must_be_outside_(model != Place::Memory) {}
 
 StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, Place model)
     : StepTrials(step.kind, step.counts, limits, model) {
@@ -655,10 +656,10 @@ std::string StepTrials::told_of_state(const Found& found) const {
   const bool is_outside = found.placement.state != Place::Memory;
   const bool may_be_on_host = outside() == Place::Host;
   const std::string_view outside_is = may_be_on_host ? "on the host" : "in a file";
-  std::string elsewhere = found.placement.model == Place::File ? "so are weights and gradients"
-                          : limits_->state_must_leave          ? "its optimizer cannot update it in memory"
-                          : is_outside                         ? "an earlier plan had it there"
-                                                               : "the host gets it only if nothing fits in memory";
+  std::string elsewhere = found.placement.model != Place::Memory ? "so are weights and gradients"
+                          : limits_->state_must_leave            ? "its optimizer cannot update it in memory"
+                          : is_outside                           ? "an earlier plan had it there"
+                                                                 : "the host gets it only if nothing fits in memory";
   if (found.elsewhere) {
     const std::string_view where = is_outside ? "in memory" : outside_is;
     const auto& other = found.elsewhere->choice;

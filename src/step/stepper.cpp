@@ -340,7 +340,7 @@ class Stepper::Impl {
     if (repeats != Repeats::Never) {
       budget_.forget_tries();
     }
-    std::optional<detail::OperatorSeam> seam;  // tells a FileWindow of operators
+    std::optional<detail::OperatorSeam> seam;  // tells a WeightWindow of operators
     if (budget_.model_place().can_leave()) {
       seam.emplace();
     }
@@ -536,7 +536,7 @@ class Stepper::Impl {
       result.first_grad_norm_ = result.first_grad_norm_ / result.scale_.to(at::kFloat);
     }
     result.activation_peak_bytes = watch_->peak.peak() - watch_->level -
-                                   (budget_.model_place().place() == Place::File ? 0 : parameters_.gradient_bytes());
+                                   (budget_.model_place().place() != Place::Memory ? 0 : parameters_.gradient_bytes());
     return result;
   }
 
@@ -681,7 +681,7 @@ class Stepper::Impl {
       return live_bytes(stepper_.device()).count() - stepper_.budget_.journal().bytes() -
              (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) + state_bytes_ +
              stepper_.budget_.own_bytes() + buckets + (state.place() != Place::Memory ? state.bytes().saved() : 0) +
-             (model.place() == Place::File ? model.bytes().saved() : 0);
+             (model.place() != Place::Memory ? model.bytes().saved() : 0);
     }
     detail::EffectJournal& journal() override { return stepper_.budget_.journal(); }
     void load(int64_t items, bool to_measure) override {

@@ -1,7 +1,7 @@
-// FileWindow and TensorsInFile: tensors in files are used as any others, are no tensor memory, and few of their bytes
+// WeightWindow and TensorsInFile: tensors in files are used as any others, are no tensor memory, and few of their bytes
 // are in memory at a time.
 
-#include "src/memory/file_window.h"
+#include "src/memory/weight_window.h"
 
 #include <cstdint>
 #include <fstream>
@@ -19,7 +19,7 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tensors.h"
 
-namespace snug::file_window_test {
+namespace snug::weight_window_test {
 namespace {
 
 using testing::error_of;
@@ -63,6 +63,38 @@ std::vector<c10::Storage> storages_of(const std::vector<Tensor>& tensors) {
   return storages;
 }
 
+// A window as large as the largest of tensors in files.
+struct FileWindow {
+  explicit FileWindow(const std::vector<Tensor>& tensors)
+      : bytes(detail::WeightWindow::bytes_for(storages_of(tensors))),
+        home(storages_of(tensors), bytes),
+        window(storages_of(tensors), home, bytes) {}
+
+  int64_t bytes;
+  detail::FileHome home;
+  detail::WeightWindow window;
+};
+
+// Notes what the window asks for.
+class NotedHome final : public detail::WeightHome {
+ public:
+  void bring(size_t number) override {
+    if (number == refused) {
+      throw Error("refused");
+    }
+    asked += " +" + std::to_string(number);
+  }
+  void let_go(size_t number, bool is_written) override {
+    asked += " -" + std::to_string(number) + (is_written ? "w" : "");
+  }
+  void read_ahead(size_t number) override { asked += " ?" + std::to_string(number); }
+  void exceed(int64_t bytes) override { asked += " " + std::to_string(bytes); }
+  std::string news() { return std::exchange(asked, ""); }
+
+  std::string asked;
+  size_t refused = 99;
+};
+
 TEST(TensorsInFile, AreNoTensorMemoryAndKeepTheirValuesWhenTheirPagesAreLetGo) {
   const TemporaryFolder folder;
   const int64_t before = live_bytes(torch::kCPU).count();
@@ -95,7 +127,7 @@ TEST(TensorsInFile, SaysWhatIsWrongWithTheDirectory) {
 }
 
 // Forward, backward and optimizer-like writes over eight matrices, of which one is in memory at a time.
-TEST(FileWindow, HoldsOneTensorAtATimeWhateverUsesThem) {
+TEST(WeightWindow, HoldsOneTensorAtATimeWhateverUsesThem) {
   const TemporaryFolder folder;
   std::vector<Tensor> matrices = matrices_in(folder, 8);
   const auto run = [&](const std::function<void()>& after_each) {
@@ -120,7 +152,7 @@ TEST(FileWindow, HoldsOneTensorAtATimeWhateverUsesThem) {
   const std::vector<Tensor> plain = run([] {});
   const int64_t before = live_bytes(torch::kCPU).count();
   const detail::OperatorSeam seam;
-  const detail::FileWindow window(storages_of(matrices));
+  FileWindow window(matrices);
   EXPECT_EQ(live_bytes(torch::kCPU).count(), before + kMiB) << "the window counts";
   int64_t most = 0;
   const std::vector<Tensor> windowed = run([&] { most = std::max(most, resident_of(folder)); });
@@ -129,11 +161,11 @@ TEST(FileWindow, HoldsOneTensorAtATimeWhateverUsesThem) {
   EXPECT_LE(most, kMiB + (64 << 10)) << "pages at both ends, and those around a fault";
 }
 
-TEST(FileWindow, CountsWhatOneOperatorTakesAboveTheWindow) {
+TEST(WeightWindow, CountsWhatOneOperatorTakesAboveTheWindow) {
   const TemporaryFolder folder;
   const std::vector<Tensor> matrices = matrices_in(folder, 3);
   const detail::OperatorSeam seam;
-  const detail::FileWindow window(storages_of(matrices));
+  FileWindow window(matrices);
   const int64_t before = live_bytes(torch::kCPU).count();
   const auto add_all = [&] { return torch::stack(matrices).sum(); };  // makes 3 MiB of 3 MiB, of which one counts
   {
@@ -146,5 +178,36 @@ TEST(FileWindow, CountsWhatOneOperatorTakesAboveTheWindow) {
   EXPECT_NO_THROW(matrices[0].sum()) << "one fits as ever";
 }
 
+TEST(WeightWindow, TellsItsHomeWhatComesWhatGoesAndWhatWasWritten) {
+  std::vector<Tensor> tensors;
+  for (int i = 0; i < 4; ++i) {
+    tensors.push_back(torch::ones({2}));
+  }
+  NotedHome home;
+  const detail::OperatorSeam seam;
+  detail::WeightWindow window(storages_of(tensors), home, 16);
+  EXPECT_EQ(home.news(), " -0 -1 -2 -3");
+  tensors[0].neg();
+  tensors[1][0].mul_(3);
+  tensors[0].neg();
+  EXPECT_EQ(home.news(), " +0 +1");
+  tensors[2].neg();
+  EXPECT_EQ(home.news(), " -1w +2") << "the one used longest ago";
+  detail::report_unseen_write(tensors[0]);
+  torch::stack({tensors[1], tensors[2], tensors[3]});
+  EXPECT_EQ(home.news(), " -0w +1 +3 8 -1 0") << "more than the window while the operator runs";
+  window.let_go();
+  EXPECT_EQ(home.news(), " -0 -1 -2 -3");
+  tensors[0].neg();
+  EXPECT_EQ(home.news(), " +0 ?1") << "the order of the last time";
+  home.refused = 3;
+  EXPECT_THROW(torch::add(tensors[2], tensors[3]), Error);
+  tensors[2].neg();
+  EXPECT_EQ(home.news(), " +2 -0") << "what was brought before the refusal is in";
+  home.refused = 99;
+  tensors[3].neg();
+  EXPECT_EQ(home.news(), " +3");
+}
+
 }  // namespace
-}  // namespace snug::file_window_test
+}  // namespace snug::weight_window_test

@@ -1,10 +1,12 @@
 #pragma once
-// GradientsInFile: gradients that are collected in files (AllocationsInFile). A gradient goes to the gradient's file
-// when backward has completed the gradient, and is added to the gradients of earlier backward passes in the file. The
-// sum in the file becomes the parameter's gradient when the gradients are lent.
+// GradientsOutside: gradients that are collected in files (AllocationsInFile), or in the host's memory for parameters
+// of a device. A gradient leaves when backward has completed the gradient, and is added to the gradients of earlier
+// backward passes there, by the CPU. The addition is rounded as on the device: both round the exact sum of two numbers
+// to the type of the gradient. The sum becomes the parameter's gradient, on the CPU, when the gradients are lent.
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -16,14 +18,15 @@
 
 namespace snug::detail {
 
-class GradientsInFile {
+class GradientsOutside {
  public:
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
   /// From here on, gradients of `parameters` are collected, without those that were collected before. Other parameters
-  /// keep no file. `parameters` must have no gradient hooks. Throws Error if files cannot be made, and as an allocation
+  /// keep no sum. `parameters` must have no gradient hooks. `directory`: of the files; none: gradients go to
+  /// page-locked memory. Throws Error if files cannot be made or the host has too little memory, and as an allocation
   /// does.
-  void collect(const NamedTensors& parameters, const std::filesystem::path& directory);
+  void collect(const NamedTensors& parameters, const std::optional<std::filesystem::path>& directory);
   /// The collected gradients become the gradients of `parameters` (true), or stop being the gradients (false).
   void lend(const NamedTensors& parameters, bool lent);
   /// Gradients of later backward passes are added to the parameters' own gradients, as in plain training.

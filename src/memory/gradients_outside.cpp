@@ -1,11 +1,15 @@
-#include "src/memory/gradients_in_file.h"
+#include "src/memory/gradients_outside.h"
 
 #include <algorithm>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
+#include "snug/core.h"
+#include "snug/state.h"
 #include "src/core/file_memory.h"
+#include "src/core/first_line.h"
 #include "src/memory/cpu_allocator.h"
 #include "src/memory/operator_mode.h"
 
@@ -17,16 +21,31 @@ at::Tensor elements(const at::Tensor& tensor, int64_t begin, int64_t count) {
   return tensor.as_strided({count}, {1}, tensor.storage_offset() + begin);
 }
 
+at::Tensor room_for(const at::Tensor& parameter, bool is_pinned) {
+  const at::TensorOptions options = parameter.options().device(at::kCPU).pinned_memory(is_pinned);
+  try {
+    return at::empty_strided(parameter.sizes(), parameter.strides(), options);
+  } catch (const std::exception& error) {
+    if (!is_pinned || !is_out_of_memory(error)) {
+      throw;
+    }
+    throw Error(
+        fmt::format("Stepper: the host has too little memory for the gradients: {}; free memory of the host, or "
+                    "leave `offload` out",
+                    first_line(error)));
+  }
+}
+
 }  // namespace
 
-void GradientsInFile::drop() {
+void GradientsOutside::drop() {
   hooks_.reset();
   gradients_.clear();
 }
 
-void GradientsInFile::collect(const NamedTensors& parameters, const std::filesystem::path& directory) {
+void GradientsOutside::collect(const NamedTensors& parameters, const std::optional<std::filesystem::path>& directory) {
   const at::NoGradGuard no_grad;
-  const AllocationsInFile files(directory);
+  const auto files = directory ? std::make_unique<AllocationsInFile>(*directory) : nullptr;
   hooks_ = std::make_unique<GradientHooks>();
   std::unordered_map<const void*, Gradient> before = std::exchange(gradients_, {});
   for (const auto& [name, parameter] : parameters) {
@@ -38,8 +57,7 @@ void GradientsInFile::collect(const NamedTensors& parameters, const std::filesys
         known != before.end() && known->second.sum.use_count() == 1 && known->second.sum.storage().use_count() == 1 &&
         known->second.sum.sizes() == parameter.sizes() && known->second.sum.strides() == parameter.strides() &&
         known->second.sum.scalar_type() == parameter.scalar_type();
-    gradient.sum = is_free ? std::move(known->second.sum)
-                           : at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options());
+    gradient.sum = is_free ? std::move(known->second.sum) : room_for(parameter, /*is_pinned=*/!directory);
     hooks_->set(
         parameter, [&gradient](const at::Tensor& complete) { add(gradient, complete); },
         GradientHooks::Runs::InProfilesToo);
@@ -47,21 +65,21 @@ void GradientsInFile::collect(const NamedTensors& parameters, const std::filesys
 }
 
 // Adds with the bits of autograd's own sum, element by element.
-void GradientsInFile::add(Gradient& to, const at::Tensor& parameter) {
+void GradientsOutside::add(Gradient& to, const at::Tensor& parameter) {
   constexpr int64_t kAtOnce = 1 << 20;  // elements
   const at::NoGradGuard no_grad;
   const UnseenOperators unseen;
   at::Tensor& from = parameter.mutable_grad();
   if (from.layout() != at::kStrided) {  // a first gradient of another layout stays in memory
     if (to.is_there) {
-      to.sum.add_(from);
+      to.sum.add_(from.to(to.sum.device()));
       from.reset();
     }
     return;
   }
   const bool is_first = !std::exchange(to.is_there, true);
   const auto add_some = [&](at::Tensor sum, const at::Tensor& more) {
-    is_first ? sum.copy_(more) : sum.add_(more);
+    is_first ? sum.copy_(more) : sum.add_(more.to(sum.device()));
     let_go_of_pages(sum);
   };
   if (from.strides() == to.sum.strides() && from.is_non_overlapping_and_dense()) {
@@ -75,7 +93,7 @@ void GradientsInFile::add(Gradient& to, const at::Tensor& parameter) {
   from.reset();
 }
 
-void GradientsInFile::lend(const NamedTensors& parameters, bool lent) {
+void GradientsOutside::lend(const NamedTensors& parameters, bool lent) {
   for (const auto& [name, parameter] : parameters) {
     const auto found = gradients_.find(parameter.unsafeGetTensorImpl());
     at::Tensor& gradient = parameter.mutable_grad();

@@ -1,0 +1,69 @@
+#pragma once
+// HostHome: the weights of a model on a device, in the host's memory while no operator uses the weights.
+//
+// Problem: the weights of a model may be larger than the memory of the model's device.
+// Options: exchange the parameters' tensors, or exchange the memory below the tensors. Views, graphs and optimizers
+// know a parameter by its tensor.
+// Choice: a storage stays the same, and gets memory of the device when an operator uses the storage. The memory is a
+// part of one allocation, so the bytes of the device are the same at any time. Copies run in the order of the stream
+// that uses the storage.
+// Consequences: an access to the memory of a storage that is out throws LibTorch's error, with the cure. Where gaps
+// leave an operand no room, the operand gets an allocation of its own until the operator has run.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include "src/activations/spill_extents.h"
+#include "src/memory/weight_window.h"
+
+namespace snug::detail {
+
+class HostHome final : public WeightHome {
+ public:
+  /// Copies the values of `storages`, which are on one device, to page-locked memory. The storages are as before.
+  /// Throws Error if the host has too little memory.
+  explicit HostHome(std::vector<c10::Storage> storages);
+
+  /// Releases the memory of all storages, which are out from here on. The HostHome must live until take_back().
+  void take_out();
+  /// Allocates the window on the device. Throws as an allocation does.
+  void open_window(int64_t bytes);
+  /// All storages must be out. Gives all storages memory of their own again. Throws as an allocation does; then the
+  /// storages are as before.
+  void take_back();
+
+  bool has_room(size_t number) const override;
+  void bring(size_t number) override;
+  void use(size_t number) override;
+  void let_go(size_t number, bool is_written) override;
+
+  /// Whether a HostHome gave the memory, or has taken the memory away.
+  static bool holds(const c10::DataPtr& memory);
+  /// The bytes of a window for `storages`: two of the largest, or all. An operator's largest operand and the largest
+  /// operand of the operator before have room.
+  static int64_t window_for(const std::vector<c10::Storage>& storages);
+
+ private:
+  struct Weight {
+    c10::Storage storage;
+    at::Tensor values;                  // on the host
+    std::optional<int64_t> place = {};  // in the window
+    bool is_in = false;
+    std::vector<c10::Stream> users = {};  // since bring()
+  };
+
+  int64_t bytes_of(size_t number) const;
+  void meet(Weight& weight);
+
+  std::vector<Weight> weights_;
+  at::Tensor window_;
+  mutable SpillExtents extents_{0};  // of the window
+  c10::Stream last_;                 // the stream of the last operator that used a weight
+};
+
+}  // namespace snug::detail

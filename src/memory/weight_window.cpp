@@ -1,0 +1,251 @@
+#include "src/memory/weight_window.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "src/core/file_memory.h"
+#include "src/core/replaced.h"
+#include "src/memory/operator_mode.h"
+
+namespace snug::detail {
+namespace {
+
+std::mutex mutex_of_windows;
+std::vector<WeightWindow*> windows;
+std::atomic<bool> has_windows = false;
+thread_local bool is_moving = false;  // a home is at work on this thread
+
+bool is_written_by(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+}  // namespace
+
+// --- the home in files
+
+void FileHome::let_go(size_t number, bool) {
+  FileMemory::let_go(storages_[number].data(), static_cast<int64_t>(storages_[number].nbytes()));
+}
+
+void FileHome::read_ahead(size_t number) {
+  FileMemory::read_ahead(storages_[number].data(), static_cast<int64_t>(storages_[number].nbytes()));
+}
+
+void FileHome::exceed(int64_t bytes) {
+  excess_.reset();
+  if (bytes > 0) {
+    excess_.emplace(bytes);
+  }
+}
+
+// --- the window
+
+int64_t WeightWindow::bytes_for(const std::vector<c10::Storage>& storages) {
+  size_t largest = 0;
+  for (const c10::Storage& storage : storages) {
+    largest = std::max(largest, storage.nbytes());
+  }
+  return static_cast<int64_t>(largest);
+}
+
+WeightWindow::WeightWindow(std::vector<c10::Storage> storages, WeightHome& home, int64_t bytes)
+    : home_(home), bytes_(bytes) {
+  for (c10::Storage& storage : storages) {
+    numbers_.emplace(storage.unsafeGetStorageImpl(), entries_.size());
+    const auto size = static_cast<int64_t>(storage.nbytes());
+    entries_.push_back({.storage = std::move(storage), .bytes = size, .place = {}});
+  }
+  let_go();
+  const std::lock_guard lock(mutex_of_windows);
+  windows.push_back(this);
+  has_windows = true;
+}
+
+bool WeightWindow::exists() noexcept { return has_windows.load(std::memory_order_relaxed); }
+
+WeightWindow::~WeightWindow() {
+  const std::lock_guard lock(mutex_of_windows);
+  std::erase(windows, this);
+  has_windows = !windows.empty();
+}
+
+void WeightWindow::let_go() {
+  const std::lock_guard lock(mutex_);
+  const Replaced moving(is_moving, true);
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    Entry& entry = entries_[i];
+    home_.let_go(i, entry.is_written);
+    entry.is_written = entry.is_beside = false;
+    if (std::exchange(entry.is_in, false)) {
+      by_use_.erase(entry.place);
+      in_ -= entry.bytes;
+    }
+  }
+  if (!came_.empty()) {
+    foreseen_ = std::exchange(came_, {});
+  }
+}
+
+// Returns the operands that are in the window, for end().
+std::vector<size_t> WeightWindow::begin(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const std::lock_guard lock(mutex_);
+  const auto& schema = op.schema().arguments();
+  const auto arguments = torch::jit::last(stack, schema.size());
+  std::vector<size_t> operands;
+  for (size_t i = 0; i < schema.size(); ++i) {
+    visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) {
+      const auto found = tensor.has_storage() ? numbers_.find(tensor.storage().unsafeGetStorageImpl()) : numbers_.end();
+      if (found != numbers_.end()) {
+        operands.push_back(found->second);
+        Entry& entry = entries_[found->second];
+        ++entry.users;
+        entry.is_written = entry.is_written || is_written_by(schema[i]);
+      }
+    });
+  }
+  if (operands.empty()) {
+    return operands;
+  }
+  const Replaced moving(is_moving, true);
+  try {
+    for (const size_t number : operands) {
+      bring(number);
+    }
+    make_room(0);
+    tell_excess();
+  } catch (...) {
+    finish(operands);
+    throw;
+  }
+  return operands;
+}
+
+void WeightWindow::end(const std::vector<size_t>& operands) noexcept {
+  const std::lock_guard lock(mutex_);
+  const Replaced moving(is_moving, true);
+  finish(operands);
+}
+
+// A storage that cannot go out stays in, and goes when the next operator needs room.
+void WeightWindow::finish(const std::vector<size_t>& operands) noexcept {
+  for (const size_t number : operands) {
+    --entries_[number].users;
+  }
+  try {
+    for (const size_t number : operands) {
+      if (entries_[number].is_in && entries_[number].is_beside && entries_[number].users == 0) {
+        take_out(number);
+      }
+    }
+    make_room(0);
+    tell_excess();
+  } catch (...) {
+  }
+}
+
+void WeightWindow::tell_excess() {
+  const int64_t excess = std::max<int64_t>(0, in_ - bytes_);
+  if (excess != std::exchange(excess_, excess)) {
+    home_.exceed(excess);
+  }
+}
+
+void WeightWindow::bring(size_t number) {
+  Entry& entry = entries_[number];
+  if (entry.is_in) {
+    by_use_.splice(by_use_.begin(), by_use_, entry.place);
+    home_.use(number);
+    return;
+  }
+  make_room(entry.bytes);
+  while (!home_.has_room(number) && take_oldest()) {
+  }
+  entry.is_beside = !home_.has_room(number);
+  home_.bring(number);
+  by_use_.push_front(number);
+  entry.place = by_use_.begin();
+  entry.is_in = true;
+  in_ += entry.bytes;
+  const size_t next = came_.size() + 1;
+  const bool is_as_foreseen = next < foreseen_.size() && foreseen_[next - 1] == number;
+  came_.push_back(number);
+  if (is_as_foreseen) {
+    home_.read_ahead(foreseen_[next]);
+  }
+}
+
+void WeightWindow::make_room(int64_t bytes) {
+  while (in_ + bytes > bytes_ && take_oldest()) {
+  }
+}
+
+// The storage used longest ago, but no operand of an operator under way. False: there is none.
+bool WeightWindow::take_oldest() {
+  const auto oldest =
+      std::find_if(by_use_.rbegin(), by_use_.rend(), [this](size_t number) { return entries_[number].users == 0; });
+  if (oldest == by_use_.rend()) {
+    return false;
+  }
+  take_out(*oldest);
+  return true;
+}
+
+void WeightWindow::take_out(size_t number) {
+  Entry& entry = entries_[number];
+  home_.let_go(number, entry.is_written);
+  entry.is_in = entry.is_written = entry.is_beside = false;
+  by_use_.erase(entry.place);
+  in_ -= entry.bytes;
+}
+
+// --- operators
+
+OperandsInWindow::OperandsInWindow(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (!WeightWindow::exists() || is_moving) {
+    return;
+  }
+  const std::lock_guard lock(mutex_of_windows);
+  try {
+    for (WeightWindow* window : windows) {
+      if (auto operands = window->begin(op, stack); !operands.empty()) {
+        begun_.emplace_back(window, std::move(operands));
+      }
+    }
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+OperandsInWindow::~OperandsInWindow() {
+  if (!begun_.empty()) {
+    const std::lock_guard lock(mutex_of_windows);
+    end();
+  }
+}
+
+// The lock of all windows is held, since a window may have ended.
+void OperandsInWindow::end() noexcept {
+  for (const auto& [window, operands] : begun_) {
+    if (std::ranges::find(windows, window) != windows.end()) {
+      window->end(operands);
+    }
+  }
+}
+
+void note_written_weight(const at::Tensor& tensor) {
+  if (!WeightWindow::exists() || !tensor.has_storage()) {
+    return;
+  }
+  const std::lock_guard lock(mutex_of_windows);
+  for (WeightWindow* window : windows) {
+    const std::lock_guard lock_of_one(window->mutex_);
+    if (const auto found = window->numbers_.find(tensor.storage().unsafeGetStorageImpl());
+        found != window->numbers_.end()) {
+      window->entries_[found->second].is_written = true;
+    }
+  }
+}
+
+}  // namespace snug::detail

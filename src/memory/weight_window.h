@@ -1,0 +1,144 @@
+#pragma once
+// WeightWindow: the weights of a model, of which few are in the memory of the operators at a time.
+//
+// Problem: the weights of a model may be larger than the budget, and every operator needs its operands in memory.
+// Options: copy weights in and out by hand, leave the choice of pages to the system, or follow the operators. Copies
+// need changes to the model. The system does not know the budget: pages stay in memory until the whole machine needs
+// memory.
+// Choice: WeightWindow follows the operators. The operator seam (operator_mode.h) shows every operator that
+// reads or writes values, in forward, in backward and in replays alike. The operands of an operator come in when the
+// operator runs. The storage used longest ago goes out to make room. A step uses storages in the same order again and
+// again, so the order since the last let_go() predicts the next storage to read ahead. The home (WeightHome) says what
+// coming in and going out are. Consequence: if the operands of an operator are larger than the window, the excess is in
+// memory, too, while the operator runs.
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Storage.h>
+
+#include "src/memory/cpu_allocator.h"
+
+namespace snug::detail {
+
+/// Where the weights are while no operator uses the weights. Numbers are places in the list of the window's storages.
+/// Operators that a home calls are not seen by any window.
+class WeightHome {
+ public:
+  virtual ~WeightHome() = default;
+  /// Whether the storage has room beside the storages that are in. If not, storages go out. If that does not help, the
+  /// storage comes in all the same, and goes out when the operator has run.
+  virtual bool has_room(size_t) const { return true; }
+  /// The storage has memory with the values when the call returns, in the order of the current stream. May throw; then
+  /// the storage is out.
+  virtual void bring(size_t number) = 0;
+  /// The storage is in, and an operator that begins now uses the storage.
+  virtual void use(size_t) {}
+  /// `is_written`: an operator has written to the storage since bring(). At WeightWindow::let_go(), also called for
+  /// storages that are out. A throw leaves the storage in.
+  virtual void let_go(size_t number, bool is_written) = 0;
+  /// A hint: bring(number) comes soon.
+  virtual void read_ahead(size_t) {}
+  /// The storages that are in take `bytes` more than the window; 0: no longer. May throw.
+  virtual void exceed(int64_t) {}
+};
+
+/// The home of storages that lie in mapped files (AllocationsInFile): the system brings the pages. Code outside
+/// operators, such as a program that prints a weight, also reads the tensors, and the pages leave at the next let_go().
+class FileHome final : public WeightHome {
+ public:
+  /// The window's bytes count as one allocation, so the constructor throws as an allocation of these bytes throws.
+  FileHome(std::vector<c10::Storage> storages, int64_t window) : storages_(std::move(storages)), counted_(window) {}
+
+  void bring(size_t) override {}
+  void let_go(size_t number, bool is_written) override;
+  void read_ahead(size_t number) override;  // into the system's cache
+  void exceed(int64_t bytes) override;
+
+ private:
+  std::vector<c10::Storage> storages_;
+  CountedBytes counted_;
+  std::optional<CountedBytes> excess_;
+};
+
+class WeightWindow final {
+ public:
+  /// Lets go of all `storages`. At most `bytes` of the storages are in at a time, if each operator's operands fit.
+  /// `home` must outlive the window.
+  WeightWindow(std::vector<c10::Storage> storages, WeightHome& home, int64_t bytes);
+  /// Leaves all storages as they are, in or out.
+  ~WeightWindow();
+  WeightWindow(const WeightWindow&) = delete;
+  WeightWindow& operator=(const WeightWindow&) = delete;
+
+  /// Takes all storages out. From here on, the window expects storages in the order in which storages came in since
+  /// the last call, and reads ahead. No operator may be using a storage of the window.
+  void let_go();
+
+  /// The bytes of the largest storage.
+  static int64_t bytes_for(const std::vector<c10::Storage>& storages);
+  /// Whether the process has a window.
+  static bool exists() noexcept;
+
+ private:
+  friend class OperandsInWindow;
+  friend void note_written_weight(const at::Tensor& tensor);
+
+  struct Entry {
+    c10::Storage storage;
+    int64_t bytes;
+    bool is_in = false;
+    bool is_written = false;
+    bool is_beside = false;             // in, without room in the window
+    int users = 0;                      // operators under way
+    std::list<size_t>::iterator place;  // in by_use_, if is_in
+  };
+
+  std::vector<size_t> begin(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+  void end(const std::vector<size_t>& operands) noexcept;
+  void finish(const std::vector<size_t>& operands) noexcept;
+  void tell_excess();
+  void bring(size_t number);
+  void make_room(int64_t bytes);
+  void take_out(size_t number);
+  bool take_oldest();
+
+  std::vector<Entry> entries_;
+  std::unordered_map<const c10::StorageImpl*, size_t> numbers_;
+  WeightHome& home_;
+  const int64_t bytes_;                  // of the window
+  std::mutex mutex_;                     // guards the members below; locked only before and after a kernel
+  std::list<size_t> by_use_;             // entries that are in, the latest used first
+  int64_t in_ = 0;                       // bytes of the entries in by_use_
+  int64_t excess_ = 0;                   // as the home was told
+  std::vector<size_t> came_, foreseen_;  // entries in order of arrival: since the last let_go(), and before
+};
+
+/// A scope around a kernel. Costs nothing without a WeightWindow.
+class [[nodiscard]] OperandsInWindow final {
+ public:
+  /// Throws as the homes of windows throw.
+  OperandsInWindow(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+  ~OperandsInWindow();
+  OperandsInWindow(const OperandsInWindow&) = delete;
+  OperandsInWindow& operator=(const OperandsInWindow&) = delete;
+
+ private:
+  void end() noexcept;
+
+  std::vector<std::pair<WeightWindow*, std::vector<size_t>>> begun_;
+};
+
+/// Tells windows about code that is no operator and has written to `tensor`.
+void note_written_weight(const at::Tensor& tensor);
+
+}  // namespace snug::detail

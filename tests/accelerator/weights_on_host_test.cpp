@@ -1,0 +1,359 @@
+// Weights and gradients of a model on an accelerator that wait in the host's memory.
+
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ScopeExit.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/stepper.h"
+#include "src/activations/host_home.h"
+#include "src/memory/operator_mode.h"
+#include "tests/accelerator/planned_on_device.h"
+#include "tests/support/failing_allocations.h"
+#include "tests/support/small_models.h"
+#include "tests/support/tensors.h"
+
+namespace snug::weights_on_host_test {
+namespace {
+
+using testing::bits_of;
+using testing::FailingAllocation;
+using ::testing::HasSubstr;
+using torch::Tensor;
+using namespace testing::planned_on_device;
+
+constexpr int64_t kWide = 256, kLayers = 6;
+
+// Six weights of 256 KiB between two of 32 KiB, which never leave.
+nn::Sequential layers() {
+  auto model = testing::make_mlp({32, kWide, kWide, kWide, kWide, kWide, kWide, kWide, 32});
+  testing::move_to(*model, device());
+  return model;
+}
+constexpr int64_t kWeight = 4 * kWide * kWide;
+
+std::vector<c10::Storage> large_storages(const nn::Sequential& model) {
+  std::vector<c10::Storage> storages;
+  for (const Tensor& parameter : model->parameters()) {
+    if (parameter.storage().nbytes() == static_cast<size_t>(kWeight)) {
+      storages.push_back(parameter.storage());
+    }
+  }
+  return storages;
+}
+
+// The weights of a model on the host, until the end of the scope.
+struct OnHost {
+  OnHost(const nn::Sequential& model, int64_t bytes)
+      : home(large_storages(model)), window(large_storages(model), home, bytes) {
+    home.take_out();
+    home.open_window(bytes);
+  }
+  ~OnHost() {
+    window.let_go();
+    home.take_back();
+  }
+
+  detail::OperatorSeam seam;
+  detail::HostHome home;
+  detail::WeightWindow window;
+};
+
+Tensor loss_of(nn::Sequential& model, const Batch& batch) { return (model->forward(batch[0]) - batch[1]).pow(2).sum(); }
+
+// Steps that read every weight twice, and write every weight.
+void train(nn::Sequential& model, const Batch& batch, int steps) {
+  for (int step = 0; step < steps; ++step) {
+    for (Tensor& parameter : model->parameters()) {
+      parameter.mutable_grad().reset();
+    }
+    loss_of(model, batch).backward();
+    const torch::NoGradGuard no_grad;
+    for (Tensor& parameter : model->parameters()) {
+      parameter.sub_(parameter.grad(), 1e-3);
+    }
+  }
+}
+
+std::string plain_bits(const Batch& batch, int steps) {
+  nn::Sequential model = layers();
+  train(model, batch, steps);
+  return bits_of(model->parameters());
+}
+
+class WeightsOnHost : public ::testing::Test {
+  void SetUp() override { SNUG_SKIP_UNLESS_SIMULATED(); }
+};
+
+TEST_F(WeightsOnHost, HaveTheBitsOfPlainTrainingInWindowsOfAnySize) {
+  const Batch batch = device_batch(16);
+  const std::string expected = plain_bits(batch, 3);
+  for (const int64_t window : {2 * kWeight, kLayers * kWeight / 4, kLayers * kWeight}) {
+    nn::Sequential model = layers();
+    const int64_t before = live();
+    {
+      const OnHost outside(model, window);
+      EXPECT_EQ(live(), before - kLayers * kWeight + window);
+      train(model, batch, 3);
+      EXPECT_TRUE(bits_of(model->parameters()) == expected) << "read by operators";
+    }
+    EXPECT_TRUE(bits_of(model->parameters()) == expected) << window;
+  }
+}
+
+TEST_F(WeightsOnHost, WaitForEachOtherOnLateStreams) {
+  const Batch batch = device_batch(16);
+  const std::string expected = plain_bits(batch, 2);
+  nn::Sequential model = layers();
+  {
+    const sim_device::LazyStreams late;
+    const OnHost outside(model, 2 * kWeight);
+    train(model, batch, 2);
+  }
+  EXPECT_TRUE(bits_of(model->parameters()) == expected);
+}
+
+// Two streams use the same weights in turn, and memory of the window passes from one stream to the other.
+TEST_F(WeightsOnHost, MayBeUsedByStreamsInTurn) {
+  nn::Sequential model = layers();
+  const std::vector<Tensor> parameters = model->parameters();
+  const c10::impl::VirtualGuardImpl guard(device().type());
+  const auto sums = [&] {
+    std::vector<Tensor> all;
+    for (int i = 0; i < 12; ++i) {
+      const c10::StreamGuard on(i % 2 == 0 ? guard.getStream(device()) : guard.getStreamFromGlobalPool(device()));
+      for (const Tensor& parameter : parameters) {
+        if (parameter.dim() == 2) {
+          all.push_back(parameter.detach().mul(i + 1));
+        }
+      }
+    }
+    return all;
+  };
+  const std::string expected = bits_of(sums());
+  std::vector<Tensor> found;
+  {
+    const sim_device::LazyStreams late;
+    const OnHost outside(model, 2 * kWeight);
+    found = sums();
+  }
+  EXPECT_TRUE(bits_of(found) == expected);
+}
+
+TEST_F(WeightsOnHost, ThrowWhenTheirMemoryIsReadWithoutAnOperator) {
+  nn::Sequential model = layers();
+  const Tensor weight = model->parameters()[2];
+  ASSERT_EQ(weight.nbytes(), static_cast<size_t>(kWeight));
+  const std::string bits = bits_of({weight});
+  {
+    const OnHost outside(model, 2 * kWeight);
+    EXPECT_THAT(testing::error_of<c10::Error>([&] { weight.data_ptr(); }), HasSubstr("host's memory"));
+    EXPECT_THAT(testing::error_of<c10::Error>([&] { weight.const_data_ptr<float>(); }), HasSubstr("weight.cpu()"));
+    EXPECT_THAT(testing::error_of<c10::Error>([&] { weight[3].mutable_data_ptr(); }), HasSubstr("host's memory"));
+    EXPECT_TRUE(torch::equal(weight.cpu(), weight.detach().cpu()));
+    EXPECT_EQ(weight[1][2].item<float>(), weight.cpu()[1][2].item<float>()) << "a view";
+  }
+  EXPECT_NO_THROW(weight.data_ptr());
+  EXPECT_TRUE(bits_of({weight}) == bits);
+}
+
+TEST_F(WeightsOnHost, MayBeOperandsThatTheWindowIsTooSmallFor) {
+  nn::Sequential model = layers();
+  std::vector<Tensor> large;
+  for (const Tensor& parameter : model->parameters()) {
+    if (parameter.nbytes() == static_cast<size_t>(kWeight)) {
+      large.push_back(parameter.detach());
+    }
+  }
+  const std::string expected = bits_of({torch::stack(large)});
+  for (const int64_t window : {kWeight / 2, kWeight, 3 * kWeight}) {
+    const OnHost outside(model, window);
+    const int64_t before = live();
+    EXPECT_TRUE(bits_of({torch::stack(large)}) == expected) << window;
+    EXPECT_EQ(live(), before) << "what has no room in the window leaves with the operator";
+  }
+}
+
+TEST_F(WeightsOnHost, StayAsTheyAreWhicheverAllocationIsRefused) {
+  nn::Sequential model = layers();
+  const std::string expected = bits_of(model->parameters());
+  testing::for_each_failing_allocation({.device = device().type()}, [&](FailingAllocation& allocation) {
+    const std::vector<c10::Storage> storages = large_storages(model);
+    detail::HostHome home(storages);
+    home.take_out();
+    allocation.arm();
+    const auto refused = [](const auto& call) {
+      try {
+        call();
+      } catch (const c10::OutOfMemoryError&) {
+      }
+    };
+    const detail::OperatorSeam seam;
+    {
+      detail::WeightWindow window(storages, home, 2 * kWeight);
+      refused([&] { home.open_window(2 * kWeight); });
+      refused([&] { (void)(model->parameters()[2] + model->parameters()[4]); });
+      window.let_go();
+    }
+    refused([&] { home.take_back(); });
+    allocation.disarm();
+    if (detail::HostHome::holds(storages.front().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks())) {
+      home.take_back();
+    }
+    ASSERT_TRUE(bits_of(model->parameters()) == expected);
+  });
+}
+
+// --- under a Stepper
+
+// Above what is alive without the model: less than the weights, which are 1.6 MiB.
+Bytes tight() { return Bytes(live() + 5 * kWeight); }
+
+StepperOptions options(Bytes budget) {
+  return {.micro_batch = 16, .budget = {.memory = budget, .offload = std::filesystem::path()}};
+}
+
+std::string plain_training(const Batch& batch, int steps) {
+  PlannedTraining plain({}, layers());
+  for (int step = 0; step < steps; ++step) {
+    plain.step(batch);
+  }
+  return bits_of(plain.state());
+}
+
+bool is_outside(const PlannedTraining& training) {
+  return training.stepper.plan()->placement == Placement{.state = Place::Host, .model = Place::Host};
+}
+
+TEST_F(WeightsOnHost, LetAModelTrainThatIsLargerThanTheBudget) {
+  const Batch batch = device_batch(16);
+  const std::string expected = plain_training(batch, 5);
+  const Bytes budget = tight();
+  const int64_t before = live();
+  std::vector<Tensor> parameters;
+  std::string bits;
+  {
+    PlannedTraining run(options(budget), layers());
+    for (int step = 0; step < 5; ++step) {
+      const StepResult result = run.step(batch);
+      const int64_t predicted = run.stepper.plan()->choice.peak_bytes;
+      EXPECT_LE(result.peak_bytes, predicted);
+      EXPECT_GT(result.peak_bytes, predicted - (48 << 10)) << "room for scalars, which are not all alive at the peak";
+      EXPECT_EQ(result.step_downs, 0);
+      EXPECT_TRUE(run.model->parameters()[0].grad().is_cpu());
+    }
+    EXPECT_LE(live() - before, 3 * kWeight) << "the window, and small weights";
+    ASSERT_TRUE(is_outside(run));
+    EXPECT_TRUE(bits_of(run.state()) == expected);
+    const StepPlan plan = *run.stepper.plan();
+    EXPECT_EQ(plan.bytes.weights.outside, kLayers * kWeight);
+    EXPECT_EQ(plan.bytes.gradients.in_memory, 0);
+    EXPECT_THAT(plan.explain(), HasSubstr("Weights and gradients are in the host's memory"));
+    EXPECT_THAT(plan.verdict(), HasSubstr("state go to the host's memory"));
+    EXPECT_EQ(StepPlan::from_json(plan.to_json()).placement, plan.placement);
+    parameters = run.model->parameters();
+    bits = bits_of(parameters);
+  }
+  EXPECT_NO_THROW(parameters[2].data_ptr()) << "weights come back with the end of the Stepper";
+  EXPECT_TRUE(bits_of(parameters) == bits);
+}
+
+TEST_F(WeightsOnHost, HaveTheGradientsOfSeveralMicroBatchesAndOfClipping) {
+  const Batch batch = device_batch(48);
+  const auto train = [&](StepperOptions with) {
+    with.micro_batch = 16;
+    with.clip_norm = 0.5;
+    PlannedTraining run(with, layers());
+    std::vector<double> norms;
+    for (int step = 0; step < 3; ++step) {
+      norms.push_back(run.step(batch).grad_norm());
+    }
+    EXPECT_EQ(with.budget.offload.has_value() && is_outside(run), with.budget.offload.has_value());
+    return std::pair(bits_of(run.state()), norms);
+  };
+  EXPECT_TRUE(train(options(tight())) == train({}));
+}
+
+TEST_F(WeightsOnHost, StayInMemoryWhereTheStateAloneMustLeave) {
+  const Batch batch = device_batch(16);
+  const Bytes budget(live() + 18 * kWeight);
+  PlannedTraining run(options(budget), layers());
+  run.step(batch);
+  EXPECT_EQ(run.stepper.plan()->placement, (Placement{.state = Place::Host}));
+}
+
+TEST_F(WeightsOnHost, MakeTheStepOrLeaveEverythingWhicheverAllocationIsRefused) {
+  const Batch batch = device_batch(16);
+  const std::string before = plain_training(batch, 1), after = plain_training(batch, 2);
+  testing::for_each_failing_allocation({.is_thinned = true, .device = device().type()},
+                                       [&](FailingAllocation& allocation) {
+                                         const Bytes budget = tight();
+                                         PlannedTraining run(options(budget), layers());
+                                         run.step(batch);
+                                         ASSERT_TRUE(is_outside(run));
+                                         try {
+                                           allocation.arm();
+                                           const auto disarm = c10::make_scope_exit([&] { allocation.disarm(); });
+                                           run.step(batch);
+                                         } catch (const std::exception&) {  // BudgetExceeded, or out of memory
+                                           ASSERT_TRUE(bits_of(run.state()) == before);
+                                           run.step(batch);
+                                         }
+                                         ASSERT_TRUE(bits_of(run.state()) == after);
+                                       });
+}
+
+// A weight that two layers share, a weight that is frozen, a layer that every second step leaves out, and a weight that
+// comes later.
+TEST_F(WeightsOnHost, MayBeSharedFrozenLeftOutAndAdded) {
+  const Batch batch = device_batch(16);
+  const auto train = [&](const StepperOptions& with) {
+    torch::manual_seed(1);
+    nn::Sequential model = layers();
+    std::vector<nn::Linear> linear;
+    for (const auto& module : model->children()) {
+      if (auto layer = std::dynamic_pointer_cast<nn::LinearImpl>(module)) {
+        linear.emplace_back(layer);
+      }
+    }
+    linear[2]->weight.set_requires_grad(false);
+    AdamW optimizer(model->parameters(), {.lr = 0.01});
+    Stepper stepper(model, optimizer, with);
+    double sums = 0;
+    for (int step = 0; step < 6; ++step) {
+      stepper.step(batch, [&](const Batch& micro) {
+        Tensor hidden = torch::relu(linear[0]->forward(micro[0]));
+        for (size_t i = 1; i <= kLayers; ++i) {
+          hidden = i == 3 && step % 2 == 1 ? hidden : torch::relu(linear[i]->forward(hidden));
+        }
+        hidden = torch::relu(linear[1]->forward(hidden));
+        return Loss::sum((linear.back()->forward(hidden) - micro[1]).pow(2).sum(), micro[1].numel());
+      });
+      sums += linear[4]->weight.sum().item<double>();
+      if (step == 3) {
+        const torch::NoGradGuard no_grad;
+        linear[5]->weight.set_data(linear[5]->weight.detach() * 0.5);  // another storage
+      }
+    }
+    EXPECT_TRUE(!with.budget.offload || stepper.plan()->placement.model == Place::Host);
+    return std::pair(bits_of(model->parameters()), sums);
+  };
+  const Bytes budget(live() + 11 * kWeight / 2);
+  EXPECT_TRUE(train(options(budget)) == train({.micro_batch = 16}));
+}
+
+}  // namespace
+}  // namespace snug::weights_on_host_test
