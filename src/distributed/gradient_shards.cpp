@@ -103,8 +103,11 @@ void GradientShards::start_ready() {
 // All memory is allocated before the first element is sent.
 void GradientShards::start(size_t index) {
   const at::NoGradGuard no_grad;
-  const UnseenOperators unseen;
   const at::Tensor& parameter = parameters_[index];
+  if (parameter.grad().defined()) {
+    report_coming_write(parameter.grad());
+  }
+  const UnseenOperators unseen;
   const bool is_dense = parameter.is_non_overlapping_and_dense();
   const auto others = static_cast<int64_t>(group_.size()) - 1;
   const bool is_own = owners_[index] == group_.rank();
@@ -196,12 +199,14 @@ void GradientShards::add_up(Sent& sent) {
 
 void GradientShards::finish_first() {
   const at::NoGradGuard no_grad;
-  const UnseenOperators unseen;
   const auto begin = SteadyClock::now();
   Sent& sent = on_their_way_.front();
   const at::Tensor& parameter = parameters_[sent.index];
   if (owners_[sent.index] == group_.rank()) {
-    add_up(sent);
+    {
+      const UnseenOperators unseen;
+      add_up(sent);
+    }
     if (!keeps_nothing_) {
       parameter.mutable_grad() = sent.gradient;
       report_unseen_write(sent.gradient);

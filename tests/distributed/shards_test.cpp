@@ -250,7 +250,7 @@ TEST(ShardedGradients, CountASumOnceThatALaterPassAddsTo) {
 torch::nn::Sequential deep() { return make_mlp(std::vector<int64_t>(13, 256)); }
 constexpr int64_t kLayer = (256 * 256 + 256) * 4;
 
-int64_t peak_of_backward(const torch::nn::Sequential& model, DataParallel& ddp) {
+int64_t peak_of_backward(torch::nn::Sequential& model, DataParallel& ddp) {
   torch::Tensor loss = ddp.forward([&] { return model->forward(torch::ones({2, 256})).square().sum(); });
   const int64_t before = live_bytes(torch::kCPU).count();
   const detail::PeakWatch watch(torch::kCPU);
