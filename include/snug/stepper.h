@@ -135,7 +135,7 @@ class Stepper {
   const GradScaler& scaler() const;
 
   /// Asks the next step for statistics of the gradients, unscaled and before clipping. The cost is one pass over the
-  /// gradients. See GradientStatistics.
+  /// gradients. With gradients in shards, the statistics are of this rank's gradients. See GradientStatistics.
   void sample_gradients();
 
   /// With Weights::Low: the FP32 masters under the names of the parameters, for saving the model. Otherwise: the

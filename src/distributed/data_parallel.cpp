@@ -17,7 +17,9 @@
 #include <torch/csrc/utils/tensor_flatten.h>
 #include <torch/version.h>
 
+#include "snug/clip.h"
 #include "snug/core.h"
+#include "snug/distributed/sharded_optimizer.h"
 #include "src/core/gradient_hooks.h"
 #include "src/distributed/data_parallel_impl.h"
 #include "src/distributed/process_group_impl.h"
@@ -25,6 +27,7 @@
 #include "src/distributed/replicas.h"
 #include "src/distributed/same_model.h"
 #include "src/memory/backward_pass.h"
+#include "src/optim/clip_over_ranks.h"
 
 // How DataParallel stands on c10d's Reducer
 //
@@ -39,6 +42,8 @@
 // - A Reducer has fixed parameters, so a new Reducer is made if other parameters are frozen.
 // - From LibTorch 2.15 on a bucket exists only from the bucket's first gradient to the end of backward; after backward
 //   the bucket's memory lives as long as one of the gradients in the bucket.
+// - The Reducer keeps all gradients in buckets. With shards, GradientShards takes the Reducer's
+//   place. Shard::Weights adds WeightShards.
 // - The Reducer is an internal class of LibTorch. Tried on LibTorch 2.11.0, 2.13.0 and 2.15.0.
 
 #define SNUG_LAZY_BUCKETS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
@@ -203,10 +208,10 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
   detail::check_same_model(
       *group_,
       fmt::format("options bucket = {}, gradient_as_bucket_view = {}, find_unused_parameters = {}, static_graph = {}, "
-                  "reduction = {}, broadcast_buffers = {}, a hook = {}",
+                  "reduction = {}, broadcast_buffers = {}, a hook = {}, shard = {}",
                   options_.bucket.count(), options_.gradient_as_bucket_view, options_.find_unused_parameters,
                   options_.static_graph, options_.reduction == Reduction::Mean ? "Mean" : "Sum",
-                  options_.broadcast_buffers, options_.hook != nullptr),
+                  options_.broadcast_buffers, options_.hook != nullptr, static_cast<int>(options_.shard)),
       parameters, buffers);
   std::vector<at::Tensor> sent;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -234,7 +239,64 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
     check_can_be_sent("buffer", name, tensor);
     sent.push_back(tensor);
   }
+  if (options_.shard != Shard::None) {
+    make_owners();
+  }
+  if (options_.shard == Shard::Weights) {
+    std::erase_if(sent, [this](const at::Tensor& tensor) { return owners_->of(tensor) >= 0; });
+    shard_weights();
+  }
   group_->broadcast(sent);
+}
+
+// Weights are sent one by one, because all weights may have no room.
+void DataParallel::Impl::shard_weights() {
+  std::vector<detail::WeightShards::Weight> weights;
+  std::vector<std::vector<at::Tensor>> on_weight;
+  for (const auto& [name, parameter] : all_) {
+    const c10::Storage& storage = parameter.storage();
+    const auto is_it = [&](const auto& weight) { return weight.storage.is_alias_of(storage); };
+    const auto found = std::find_if(weights.begin(), weights.end(), is_it);
+    if (found == weights.end()) {
+      weights.push_back({storage, owners_->of(parameter)});
+      on_weight.push_back({parameter});
+    } else {
+      on_weight[static_cast<size_t>(found - weights.begin())].push_back(parameter);
+    }
+  }
+  weights_ =
+      std::make_unique<detail::WeightShards>(*group_, std::move(weights), options_.window.count(), [&](size_t number) {
+        for (const at::Tensor& parameter : on_weight[number]) {
+          if (parameter.numel() > 0) {
+            group_->broadcast({parameter});
+          }
+        }
+      });
+  owners_->written = [this] { weights_->written(); };
+}
+
+void DataParallel::Impl::gather_weights() {
+  if (weights_) {
+    weights_->bring_all();
+    weights_.reset();
+    owners_->written = {};
+  }
+}
+
+void DataParallel::Impl::make_owners() {
+  if (options_.optimizer == nullptr || options_.hook || options_.static_graph) {
+    throw ConfigError(
+        "DataParallel: shard needs the model's ShardedOptimizer as `optimizer`, and goes with neither hook nor "
+        "static_graph");
+  }
+  for (const auto& [name, parameter] : all_) {
+    if (!parameter.is_cpu()) {
+      throw ConfigError(fmt::format("DataParallel: parameter '{}' is on {}, and shards are sent between CPUs only",
+                                    name, parameter.device().str()));
+    }
+  }
+  owners_ = std::make_shared<detail::Owners>(all_, group_->size());
+  options_.optimizer->follow(owners_, *group_);
 }
 
 void DataParallel::Impl::check_same_model(const char* where) const {
@@ -246,7 +308,7 @@ bool DataParallel::Impl::take_trained() {
   for (const auto& [name, parameter] : all_) {
     now.push_back(parameter.requires_grad());
   }
-  if (now == is_trained_ && (reducer_ != nullptr || parameters_.empty())) {
+  if (now == is_trained_ && (can_send() || parameters_.empty())) {
     return false;
   }
   drop_reducer();
@@ -265,7 +327,7 @@ bool DataParallel::Impl::take_trained() {
   is_first_static_pass_ = true;
   if (!parameters_.empty()) {
     make_hooks();
-    make_reducer();
+    has_shards() ? make_shards() : make_reducer();
   }
   return true;
 }
@@ -288,13 +350,24 @@ void DataParallel::Impl::drop_reducer() {
   logger_.reset();
   reducer_.reset();
   hook_ = nullptr;
+  if (shards_) {
+    bytes_reduced_ += shards_->bytes_sent();
+    shards_.reset();
+  }
   for (auto& [key, accumulator] : hooks_) {
     accumulator->del_post_hook(key);
   }
   hooks_.clear();
 }
 
-DataParallel::Impl::~Impl() { drop_reducer(); }
+DataParallel::Impl::~Impl() {
+  drop_reducer();
+  if (weights_) {
+    owners_->written = [] {
+      throw ConfigError("ShardedOptimizer.step: the DataParallel that sharded the weights has ended; keep it");
+    };
+  }
+}
 
 // LibTorch 2.13 and 2.14 have one argument more, with a default value.
 void DataParallel::Impl::make_reducer() {
@@ -324,6 +397,15 @@ void DataParallel::Impl::make_reducer() {
   has_reduced_ = false;
   let_go_of_views();
   note_buckets();
+}
+
+void DataParallel::Impl::make_shards() {
+  std::vector<int> owners;
+  for (const at::Tensor& parameter : parameters_) {
+    owners.push_back(owners_->of(parameter));
+  }
+  shards_ = std::make_unique<detail::GradientShards>(*group_, parameters_, std::move(owners), options_.bucket.count());
+  has_reduced_ = false;
 }
 
 // Notes the parameters of each bucket for send_zeros(), which makes missing buckets. The Reducer is asked early,
@@ -413,6 +495,9 @@ void DataParallel::Impl::synchronize() {
     let_go_of_views();
     note_buckets();
   }
+  if (shards_) {
+    shards_->take_order();
+  }
   if (options_.broadcast_buffers && !buffers_.empty()) {
     // A graph that waits for its backward pass may have saved buffers: while a graph waits, the buffers do not change.
     send_buffers(*group_, buffers_, /*takes_them=*/group_->rank() != 0 && !is_any_waiting());
@@ -420,7 +505,7 @@ void DataParallel::Impl::synchronize() {
 }
 
 void DataParallel::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
-  const bool is_trained = reducer_ != nullptr;
+  const bool is_trained = can_send();
   const bool is_quiet = quiet_guards > 0;
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) {
@@ -482,23 +567,45 @@ void DataParallel::Impl::enter_backward(bool forward_was_quiet, const torch::aut
     }
     is_prepared_ = false;
     std::fill(has_gradient_.begin(), has_gradient_.end(), uint8_t{0});
-    hook_->reset();
-    reducer_->prepare_for_forward();  // counts steps, for the Reducer's statistics
-    reducer_->prepare_for_backward(options_.find_unused_parameters ? roots_of_this_pass(output)
-                                                                   : std::vector<at::Tensor>{});
+    if (shards_) {
+      shards_->begin(used_in_this_pass(), divides() ? group_->size() : 1);
+      busy_before_ = group_->impl().busy->seconds();
+      waited_before_ = shards_->seconds_waited();
+    } else {
+      hook_->reset();
+      reducer_->prepare_for_forward();  // counts steps, for the Reducer's statistics
+      reducer_->prepare_for_backward(options_.find_unused_parameters ? roots_of_this_pass(output)
+                                                                     : std::vector<at::Tensor>{});
+    }
     waiting_.clear();
     torch::autograd::Engine::get_default_engine().queue_callback([this] { end_backward(); });
   }
   pass_ = pass;
-  leave_sums_to_rank_zero();
+  is_sending_ = !forward_was_quiet;
+  leave_sums_to_one_rank();
+}
+
+// A parameter without a gradient that no pass of the step reaches is not waited for, unless that is an error.
+std::vector<bool> DataParallel::Impl::used_in_this_pass() const {
+  const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  std::vector<bool> is_used;
+  for (const auto& [key, accumulator] : hooks_) {
+    is_used.push_back(!options_.find_unused_parameters || nodes->contains(accumulator.get()));
+  }
+  return is_used;
 }
 
 // Sums of an earlier pass stay on rank 0 and become zero on the other ranks, so the next sum counts each earlier sum
-// once.
-void DataParallel::Impl::leave_sums_to_rank_zero() {
+// once. Shards are on one rank already; a mean is multiplied, because the rank's gradient will be divided again.
+void DataParallel::Impl::leave_sums_to_one_rank() {
   for (const at::Tensor& parameter : parameters_) {
     const bool is_summed = summed_.erase(parameter.unsafeGetTensorImpl()) > 0;
-    if (is_summed && parameter.grad().defined() && group_->rank() != 0) {
+    if (!is_summed || !parameter.grad().defined()) {
+      continue;
+    }
+    if (shards_ && divides()) {
+      parameter.grad().detach().mul_(group_->size());
+    } else if (!shards_ && group_->rank() != 0) {
       parameter.grad().detach().zero_();
     }
   }
@@ -514,16 +621,27 @@ void DataParallel::Impl::end_backward() {
   } else if (!options_.find_unused_parameters) {
     check_all_have_gradients();
   }
+  if (shards_) {
+    shards_->finish(options_.find_unused_parameters);
+    time_.total += group_->impl().busy->seconds() - busy_before_;
+    time_.waited += shards_->seconds_waited() - waited_before_;
+    note_reduced();
+    return;
+  }
   torch::autograd::Engine::get_default_engine().queue_callback([this] {
     let_go_of_views();
-    is_reduced_ = true;
-    if (options_.reduction == Reduction::Sum) {
-      summed_.insert(sent_.begin(), sent_.end());
-    }
-    if (!std::exchange(has_reduced_, true)) {
-      is_check_due_ = true;
-    }
+    note_reduced();
   });
+}
+
+void DataParallel::Impl::note_reduced() {
+  is_reduced_ = true;
+  if (options_.reduction == Reduction::Sum || shards_) {
+    summed_.insert(sent_.begin(), sent_.end());
+  }
+  if (!std::exchange(has_reduced_, true)) {
+    is_check_due_ = true;
+  }
 }
 
 // The Reducer leaves gradients that autograd treats as views of buckets, and torch::optim's zero_grad() refuses views.
@@ -559,6 +677,9 @@ void DataParallel::Impl::take_gradient(size_t index) {
         names_[index]));
   }
   has_gradient_[index] = 1;
+  if (shards_ && is_sending_) {
+    shards_->complete(index, /*references=*/1);  // autograd's, until the end of the hook
+  }
 }
 
 void DataParallel::Impl::check_all_have_gradients() const {
@@ -579,9 +700,12 @@ void DataParallel::Impl::check_all_have_gradients() const {
 void DataParallel::Impl::begin_step() {
   is_in_forward_ = is_prepared_ = false;  // reset after a step that was given up
   waiting_.clear();
-  is_reduced_ = reducer_ == nullptr;  // without a Reducer nothing must be reduced
+  is_reduced_ = !can_send();  // nothing must be reduced
   if (hook_ != nullptr) {
     hook_->reset();
+  }
+  if (shards_) {
+    shards_->begin(std::vector<bool>(parameters_.size(), true), /*divisor=*/1);
   }
   synchronize();
   is_step_begun_ = true;
@@ -592,6 +716,10 @@ void DataParallel::Impl::begin_step() {
 // the first pass.
 void DataParallel::Impl::send_zeros() {
   if (is_reduced_) {
+    return;
+  }
+  if (shards_) {
+    shards_->finish_with_zeros(options_.find_unused_parameters);
     return;
   }
   const auto tell_of_none = [&] {
@@ -618,7 +746,7 @@ void DataParallel::Impl::send_zeros() {
 //
 // In the first pass the order is a guess. A step that needs more bytes is made again with a plan that takes less.
 int64_t DataParallel::Impl::bucket_bytes_in_backward() const {
-  if (!kHasLazyBuckets) {
+  if (!kHasLazyBuckets && !has_shards()) {
     return 0;
   }
   int64_t all = 0, largest = 0;
@@ -628,6 +756,9 @@ int64_t DataParallel::Impl::bucket_bytes_in_backward() const {
     all += bytes;
     largest = std::max(largest, bytes);
     is_one_kind = is_one_kind && parameter.options().type_equal(parameters_.front().options());
+  }
+  if (has_shards()) {  // what arrives, and a gradient of another layout or of zeros
+    return options_.bucket.count() + largest;
   }
   const bool fill_in_turn = options_.gradient_as_bucket_view && !options_.find_unused_parameters && is_one_kind;
   return fill_in_turn ? std::min(all, options_.bucket.count() + largest) : all;
@@ -642,7 +773,22 @@ void DataParallel::Impl::start_over() {
   take_trained();
 }
 
-void DataParallel::Impl::check_replicas() const { detail::check_replicas(*group_, all_); }
+at::Tensor DataParallel::Impl::clip(const std::vector<at::Tensor>& parameters, double max_norm) {
+  if (!has_shards()) {
+    return max_norm > 0 ? snug::clip_grad_norm_(parameters, max_norm) : grad_norm(parameters);
+  }
+  const auto counts_here = [this](const at::Tensor& parameter) {
+    return (sends(parameter) ? owners_->of(parameter) : 0) == group_->rank();
+  };
+  return detail::clip_over_ranks(parameters, max_norm, counts_here,
+                                 [this](const at::Tensor& numbers) { group_->all_reduce(numbers); });
+}
+
+void DataParallel::Impl::check_replicas() const {
+  if (weights_ == nullptr) {
+    detail::check_replicas(*group_, all_);
+  }
+}
 
 DataParallel::DataParallel(const NamedTensors& parameters, const NamedTensors& buffers,
                            std::shared_ptr<ProcessGroup> group, DataParallelOptions options)
@@ -653,11 +799,22 @@ DataParallel::DataParallel(const NamedTensors& parameters, const NamedTensors& b
 DataParallel::~DataParallel() = default;
 
 ProcessGroup& DataParallel::group() const { return impl_->group(); }
+at::Tensor DataParallel::clip_grad_norm_(double max_norm) {
+  if (!(max_norm > 0)) {
+    throw ConfigError(fmt::format("DataParallel.clip_grad_norm_: max_norm is {}; it must be > 0", max_norm));
+  }
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : impl_->all()) {
+    parameters.push_back(parameter);
+  }
+  return impl_->clip(parameters, max_norm);
+}
 int64_t DataParallel::bytes_reduced() const { return impl_->bytes_reduced(); }
 const DataParallel::CommunicationTime& DataParallel::communication() const { return impl_->communication(); }
 std::unique_ptr<detail::StepRanks> DataParallel::step_ranks(const std::vector<at::Tensor>& of_model) {
   return std::make_unique<detail::RankedStep>(*this, of_model);
 }
+void DataParallel::gather_weights() { impl_->gather_weights(); }
 void DataParallel::check_replicas() const { impl_->check_replicas(); }
 void DataParallel::begin_forward() { impl_->begin_forward(); }
 void DataParallel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {

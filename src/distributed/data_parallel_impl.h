@@ -16,6 +16,9 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "snug/distributed/data_parallel.h"
+#include "src/distributed/gradient_shards.h"
+#include "src/distributed/owners.h"
+#include "src/distributed/weight_shards.h"
 
 namespace snug {
 namespace detail {
@@ -49,7 +52,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   /// The trained parameters, by the last take_trained().
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   bool sends(const at::Tensor& parameter) const { return sent_.contains(parameter.unsafeGetTensorImpl()); }
-  int64_t bytes_reduced() const { return bytes_reduced_; }
+  int64_t bytes_reduced() const { return bytes_reduced_ + (shards_ ? shards_->bytes_sent() : 0); }
   const DataParallel::CommunicationTime& communication() const { return time_; }
   void check_replicas() const;
   /// Throws ConfigError, on every rank, naming the first parameter that differs or is frozen on only some ranks.
@@ -66,6 +69,12 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   int64_t bucket_bytes_in_backward() const;
 
   bool has_static_graph() const { return options_.static_graph; }
+
+  void gather_weights();
+  bool has_weight_shards() const { return weights_ != nullptr; }
+  bool has_shards() const { return owners_ != nullptr; }
+  /// The norm of the gradients of `parameters`, of all ranks; above 0, `max_norm` limits the norm.
+  at::Tensor clip(const std::vector<at::Tensor>& parameters, double max_norm);
 
   /// Finds the parameters that are trained now, and returns whether the set has changed. A changed set is sent in other
   /// buckets. The call itself sends nothing.
@@ -95,7 +104,12 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
   void make_hooks();
+  void make_owners();
+  void shard_weights();
   void make_reducer();
+  void make_shards();
+  bool can_send() const { return reducer_ != nullptr || shards_ != nullptr; }
+  std::vector<bool> used_in_this_pass() const;
   void drop_reducer();
   void check_trained();
   bool divides() const { return options_.reduction == Reduction::Mean && !is_step_begun_; }
@@ -105,9 +119,10 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   void end_backward();
   bool is_any_waiting();
   std::vector<at::Tensor> roots_of_this_pass(const torch::autograd::Node* output) const;
-  void leave_sums_to_rank_zero();
+  void leave_sums_to_one_rank();
   void take_gradient(size_t index);
   void check_all_have_gradients() const;
+  void note_reduced();
   void let_go_of_views();
   void note_buckets();
   std::vector<GradientBucket> unsent_zeros();
@@ -124,12 +139,17 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   int64_t bytes_reduced_ = 0;
   DataParallel::CommunicationTime time_;
   std::vector<std::pair<uintptr_t, Accumulator>> hooks_;
-  std::shared_ptr<c10d::Reducer> reducer_;  // null if nothing is trained
-  std::shared_ptr<c10d::Logger> logger_;    // the Reducer's, which calls the logger without a check for null
-  Hook* hook_ = nullptr;                    // the Reducer's
+  std::shared_ptr<detail::Owners> owners_;          // null without shards
+  std::unique_ptr<detail::WeightShards> weights_;   // null without Shard::Weights
+  std::unique_ptr<detail::GradientShards> shards_;  // with shards, in the place of the Reducer
+  double busy_before_ = 0, waited_before_ = 0;      // with shards, at the begin of the pass
+  std::shared_ptr<c10d::Reducer> reducer_;          // null if nothing is trained, or with shards
+  std::shared_ptr<c10d::Logger> logger_;            // the Reducer's, which calls the logger without a check for null
+  Hook* hook_ = nullptr;                            // the Reducer's
 
   bool is_in_forward_ = false;
   bool is_prepared_ = false;          // the next backward must reduce
+  bool is_sending_ = false;           // the last pass reduces
   bool is_first_static_pass_ = true;  // with static_graph
   bool is_step_begun_ = false;
   bool is_reduced_ = false;
@@ -137,8 +157,9 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   bool is_check_due_ = false;
   std::atomic<int> pass_ = -1;  // the backward pass that started at an output of forward()
   std::vector<uint8_t> has_gradient_;
-  std::unordered_set<const c10::TensorImpl*> summed_;  // parameters whose gradients Reduction::Sum has summed
-  std::vector<WeakNode> waiting_;                      // outputs of forward() that no backward pass has reached
+  std::unordered_set<const c10::TensorImpl*>
+      summed_;                     // parameters whose gradients Reduction::Sum, or shards, have summed
+  std::vector<WeakNode> waiting_;  // outputs of forward() that no backward pass has reached
 };
 
 }  // namespace snug

@@ -11,6 +11,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <fmt/format.h>
 #include <pthread.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "snug/core.h"
@@ -91,6 +92,23 @@ class [[nodiscard]] SigpipeBlocked final {
   ::sigset_t before_{};
   bool was_pending_ = false;
 };
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Work> detail::start_send(c10d::Backend& backend, const at::Tensor& tensor, int to, int tag) {
+  const SigpipeBlocked in_this_thread;
+  std::vector<at::Tensor> tensors = {tensor};
+  return backend.send(tensors, to, tag);
+}
+
+c10::intrusive_ptr<c10d::Work> detail::start_receive(c10d::Backend& backend, const at::Tensor& tensor, int from,
+                                                     int tag) {
+  const SigpipeBlocked in_this_thread;
+  std::vector<at::Tensor> tensors = {tensor};
+  return backend.recv(tensors, from, tag);
+}
+
+namespace {
 
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
   switch (op) {
@@ -185,6 +203,11 @@ void connect(ProcessGroup::Impl& impl, const detail::Meeting& meeting, const Pro
   impl.group = c10::make_intrusive<c10d::ProcessGroup>(impl.store, place.rank, place.size);
   impl.group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, impl.backend);
   impl.group->setDefaultBackend(c10d::ProcessGroup::GLOO);
+  impl.make_another_backend = [store = impl.store, place, options, is_local, made = 0]() mutable {
+    const SigpipeBlocked in_new_threads;
+    const auto part = c10::make_intrusive<c10d::PrefixStore>(fmt::format("another {}/", made++), store->clone());
+    return detail::make_gloo_backend(part, place.rank, place.size, options.timeout, options.interface, is_local);
+  };
   // NCCL waits in its store and keeps the store's lock while waiting, so the heartbeat must have another store.
   impl.make_device_backend = [store = impl.store, rank = place.rank, size = place.size, timeout = options.timeout] {
     return detail::make_nccl_backend(store->clone(), rank, size, timeout);

@@ -36,6 +36,11 @@ at::Tensor as_sent(const at::Tensor& tensor);
 /// memory.
 void all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceOp op = ReduceOp::Sum);
 
+/// Start to send to, or to receive from, one rank: c10d's operations with tags. The calling thread takes no SIGPIPE
+/// from a rank that has just died.
+c10::intrusive_ptr<c10d::Work> start_send(c10d::Backend& backend, const at::Tensor& tensor, int to, int tag);
+c10::intrusive_ptr<c10d::Work> start_receive(c10d::Backend& backend, const at::Tensor& tensor, int from, int tag);
+
 /// The time, in seconds, during which at least one of several operations was running. The methods may be called from
 /// several threads.
 class BusyTime {
@@ -85,6 +90,8 @@ class ProcessGroup::Impl {
   /// Makes the backend of the accelerator's tensors, or returns null without NCCL or such devices. The backend is made
   /// for the first tensor on the accelerator.
   std::function<c10::intrusive_ptr<c10d::Backend>()> make_device_backend;
+  /// Makes a second Gloo backend of the same ranks, for messages that must not meet others. All ranks must call it.
+  std::function<c10::intrusive_ptr<c10d::Backend>()> make_another_backend;
   std::unique_ptr<detail::Heartbeat> heartbeat;  // null in a group of one
   int local_rank = 0;
   Traffic traffic = {};
@@ -102,14 +109,20 @@ class ProcessGroup::Impl {
     return connects(tensor.device()) && !tensor.is_cpu() ? *device_backend() : *backend;
   }
 
-  /// Calls `part` of an operation. The operators of `part` are not part of the model. An exception of c10d becomes a
-  /// DistributedError that names the lost ranks.
+  /// Calls `part` of an operation that all ranks make together; see named().
   template <class F>
   auto attempt(std::string_view operation, F&& part) const {
-    const detail::UnseenOperators unseen;
     if (heartbeat) {
       heartbeat->begin_operation();
     }
+    return named(operation, std::forward<F>(part));
+  }
+
+  /// Calls `part` of an operation. The operators of `part` are not part of the model. An exception of c10d becomes a
+  /// DistributedError that names the lost ranks.
+  template <class F>
+  auto named(std::string_view operation, F&& part) const {
+    const detail::UnseenOperators unseen;
     try {
       return std::forward<F>(part)();
     } catch (const Error&) {

@@ -23,6 +23,7 @@ enum class Talk {
   Items,    ///< before the first backward: the items that each rank expects, and the parameters that each rank trains
   Sums,     ///< after the last backward: items and losses
   Skip,     ///< with loss scaling: nothing, before the ranks agree on skipping the update
+  Norm,     ///< with gradients in shards: nothing, before the ranks put the norm together
   Write,    ///< nothing, before the first parameter is written; snug's optimizers have all their memory by then
 };
 

@@ -69,6 +69,7 @@ RankedStep::RankedStep(DataParallel& parallel, const std::vector<at::Tensor>& of
 
 int64_t RankedStep::rank() const { return parallel_.group().rank(); }
 int64_t RankedStep::size() const { return parallel_.group().size(); }
+bool RankedStep::has_all_gradients() const { return !parallel_.impl().has_shards(); }
 bool RankedStep::are(const ProcessGroup* group) const { return group == &parallel_.group(); }
 
 std::shared_ptr<void> RankedStep::rehearse() const {
@@ -76,6 +77,11 @@ std::shared_ptr<void> RankedStep::rehearse() const {
     throw ConfigError(
         "Stepper: a memory budget is planned by passes of its own, which a DataParallel with static_graph would take for "
         "steps; leave static_graph out, or set plan = false");
+  }
+  if (parallel_.impl().has_weight_shards()) {
+    throw ConfigError(
+        "Stepper: a memory budget cannot be planned for weights in shards; use Shard::Gradients, or set plan = false, "
+        "which leaves the limit");
   }
   parallel_.impl().begin_rehearsal();
   return {&parallel_, [](DataParallel* parallel) { parallel->impl().end_rehearsal(); }};
@@ -323,6 +329,13 @@ void RankedStep::sum(double& items, at::Tensor& sums, std::vector<std::string>& 
     }
   }
   sums = count > 0 ? used : loss;
+}
+
+at::Tensor RankedStep::clip(const std::vector<at::Tensor>& updated, double max_norm) {
+  if (parallel_.impl().has_shards()) {
+    talk(Talk::Norm, {});
+  }
+  return parallel_.impl().clip(updated, max_norm);
 }
 
 void RankedStep::confirm_writing() {

@@ -26,6 +26,7 @@ class RankedStep final : public StepRanks {
   bool is_alone() const override { return false; }
   int64_t rank() const override;
   int64_t size() const override;
+  bool has_all_gradients() const override;
   bool are(const ProcessGroup* group) const override;
   std::shared_ptr<void> rehearse() const override;
   int64_t bucket_bytes() const override;
@@ -45,6 +46,7 @@ class RankedStep final : public StepRanks {
   std::shared_ptr<void> quiet_unless(bool is_last) override;
   void send_the_rest(const NamedTensors& all) override;
   void sum(double& items, at::Tensor& sums, std::vector<std::string>& metrics, int64_t& batch_items) override;
+  at::Tensor clip(const std::vector<at::Tensor>& updated, double max_norm) override;
   void confirm_writing() override;
   void written() override { stage_ = Stage::Written; }
   void check_replicas() const override { parallel_.check_replicas(); }

@@ -19,6 +19,7 @@
 #include "src/core/file_memory.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/core/unnamed_file.h"
+#include "src/distributed/owners.h"
 #include "src/distributed/process_group_impl.h"
 #include "src/distributed/same_model.h"
 #include "src/distributed/shard_layout.h"
@@ -79,8 +80,10 @@ class ShardedOptimizer::Impl {
   bool is_well_on_all_ranks(bool is_well) const;
   void gather() const;
   int64_t gathering_bytes() const;
-  std::vector<at::Tensor> pieces_of(int rank) const;
+  std::vector<at::Tensor> pieces_of(int rank, bool all = true) const;
   bool has_own() const { return own != nullptr; }
+  int owner_of(const at::Tensor& parameter) const { return owners ? owners->of(parameter) : -1; }
+  bool has_state() const { return own && !own->state().empty(); }
   StateDict own_state() const { return own ? own->state_dict().get<StateDict>("state") : StateDict(); }
 
   std::shared_ptr<ProcessGroup> group;
@@ -89,7 +92,8 @@ class ShardedOptimizer::Impl {
   std::unique_ptr<FusedOptimizer> own;  // null if this rank has no pieces
   std::vector<at::Tensor> parameters;   // of all groups, in order
   std::vector<detail::ShardPiece> pieces;
-  std::vector<at::Tensor> views;  // a view for each piece
+  std::vector<at::Tensor> views;                 // a view for each piece
+  std::shared_ptr<const detail::Owners> owners;  // of parameters that stay whole; may be null
   StatePlacement placement;
   std::optional<StateDict> consolidated;
   // The hook of the next step.
@@ -122,11 +126,16 @@ std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
   for (const bool is_trained : {true, false}) {
     std::vector<detail::ShardItem> items;
     for (const at::Tensor& parameter : parameters) {
-      items.push_back({parameter.requires_grad() == is_trained ? parameter.numel() : 0,
-                       static_cast<int64_t>(parameter.element_size())});
+      const bool is_divided_here = owner_of(parameter) < 0 && parameter.requires_grad() == is_trained;
+      items.push_back({is_divided_here ? parameter.numel() : 0, static_cast<int64_t>(parameter.element_size())});
     }
     const auto some = detail::shard_layout(items, group->size(), whole->shard_multiple());
     result.insert(result.end(), some.begin(), some.end());
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (const int owner = owner_of(parameters[i]); owner >= 0 && parameters[i].numel() > 0) {
+      result.push_back({i, owner, 0, parameters[i].numel()});
+    }
   }
   std::stable_sort(result.begin(), result.end(),
                    [](const auto& a, const auto& b) { return a.parameter < b.parameter; });
@@ -145,10 +154,11 @@ void ShardedOptimizer::Impl::cut() {
   own = make_own(*whole);
 }
 
-std::vector<at::Tensor> ShardedOptimizer::Impl::pieces_of(int rank) const {
+// `all`: also parameters that stay whole.
+std::vector<at::Tensor> ShardedOptimizer::Impl::pieces_of(int rank, bool all) const {
   std::vector<at::Tensor> result;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    if (pieces[i].rank == rank) {
+    if (pieces[i].rank == rank && (all || owner_of(parameters[pieces[i].parameter]) < 0)) {
       result.push_back(views[i]);
     }
   }
@@ -250,8 +260,12 @@ bool ShardedOptimizer::Impl::is_well_on_all_ranks(bool is_well) const {
 }
 
 void ShardedOptimizer::Impl::gather() const {
+  const bool are_sent = !owners || !owners->written;
+  if (!are_sent) {
+    owners->written();
+  }
   for (int rank = 0; group->size() > 1 && rank < group->size(); ++rank) {
-    if (const std::vector<at::Tensor> theirs = pieces_of(rank); !theirs.empty()) {
+    if (const std::vector<at::Tensor> theirs = pieces_of(rank, are_sent); !theirs.empty()) {
       group->broadcast(theirs, rank);
     }
   }
@@ -293,13 +307,25 @@ void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerPara
   if (std::equal(groups.begin(), groups.end(), whole->param_groups().begin(), whole->param_groups().end(), are_same)) {
     return;
   }
-  if (own && !own->state().empty()) {
+  if (has_state()) {
     throw ConfigError("ShardedOptimizer: param_groups() hold other parameters than before; make a new optimizer");
   }
   Impl next(groups, group, make);
   next.placement = placement;
+  next.owners = owners;
   next.cut();
   *this = std::move(next);
+}
+
+void ShardedOptimizer::follow(std::shared_ptr<const detail::Owners> owners, const ProcessGroup& group) {
+  if (&group != impl_->group.get() || impl_->has_state()) {
+    throw ConfigError(
+        "DataParallel: the optimizer of the shards is over another process group, or has a state already; make the "
+        "DataParallel before the first step, and before a state is loaded");
+  }
+  impl_->take_new_parameters(param_groups_);
+  impl_->owners = std::move(owners);
+  impl_->cut();
 }
 
 bool ShardedOptimizer::takes(at::ScalarType dtype) const { return impl_->whole->takes(dtype); }
@@ -454,6 +480,9 @@ int64_t ShardedOptimizer::Impl::gathering_bytes() const {
   std::vector<int64_t> bytes(static_cast<size_t>(group->size()));
   int64_t largest = 0;
   for (size_t i = 0; i < pieces.size(); ++i) {
+    if (owners && owners->written && owner_of(parameters[pieces[i].parameter]) >= 0) {
+      continue;  // not sent
+    }
     const auto of_piece = static_cast<int64_t>(views[i].nbytes());
     bytes[static_cast<size_t>(pieces[i].rank)] += of_piece;
     largest = std::max(largest, of_piece);

@@ -16,6 +16,7 @@
 #include "snug/core.h"
 #include "src/core/file_memory.h"
 #include "src/core/lazy_values.h"
+#include "src/optim/clip_over_ranks.h"
 
 namespace snug {
 namespace {
@@ -42,6 +43,12 @@ Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
   return lists;
 }
 
+// A norm of 16-bit gradients is often beyond the range of FP16, and clipping by an infinite norm makes all gradients 0.
+std::vector<at::Tensor> norms_of(at::TensorList gradients, double norm_type, c10::ScalarType type) {
+  const bool is_low = type == at::kHalf || type == at::kBFloat16;
+  return at::_foreach_norm(gradients, norm_type, is_low ? std::optional(at::kFloat) : std::nullopt);
+}
+
 at::Tensor norm_of(const Lists& lists, double norm_type) {
   if (!(norm_type > 0)) {
     throw ConfigError(fmt::format("clip_grad_norm_: norm_type is {}; it must be > 0", norm_type));
@@ -52,12 +59,8 @@ at::Tensor norm_of(const Lists& lists, double norm_type) {
   const at::Device device = lists.begin()->second.front().device();
   std::vector<at::Tensor> norms;
   for (const auto& entry : lists) {
-    // A norm of 16-bit gradients is often beyond the range of FP16, and clipping by an infinite norm makes all
-    // gradients 0.
-    const bool is_low = entry.first.second == at::kHalf || entry.first.second == at::kBFloat16;
-    const auto type = is_low ? std::optional(at::kFloat) : std::nullopt;
     detail::for_each_in_files(entry.second, [&](at::TensorList gradients) {
-      for (const at::Tensor& norm : at::_foreach_norm(gradients, norm_type, type)) {
+      for (const at::Tensor& norm : norms_of(gradients, norm_type, entry.first.second)) {
         norms.push_back(norm.to(device, /*non_blocking=*/true));
       }
     });
@@ -85,6 +88,45 @@ void scale(const Lists& lists, double max_norm, const at::Tensor& norm) {
 }
 
 }  // namespace
+
+at::Tensor detail::clip_over_ranks(const std::vector<at::Tensor>& parameters, double max_norm,
+                                   const std::function<bool(const at::Tensor&)>& counts_here,
+                                   const std::function<void(const at::Tensor&)>& sum_over_ranks) {
+  const at::NoGradGuard no_grad;
+  const Lists gradients = gradient_lists(parameters);
+  const auto count = static_cast<int64_t>(parameters.size());
+  // In FP64, which has each FP32 number, the sum of a norm and of zeros is the norm.
+  const at::Tensor numbers = at::zeros({2, count}, at::kDouble);
+  Lists norms;
+  for (const bool is_summed : {false, true}) {
+    std::unordered_set<const void*> seen;
+    for (int64_t i = 0; i < count; ++i) {
+      const at::Tensor& parameter = parameters[static_cast<size_t>(i)];
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
+        continue;
+      }
+      const auto type = parameter.scalar_type();
+      if (is_summed && numbers[1][i].item<double>() > 0) {
+        norms[{parameter.device().str(), type}].push_back(numbers[0][i].to(type == at::kDouble ? type : at::kFloat));
+      } else if (!is_summed && parameter.grad().defined() && parameter.numel() > 0 && counts_here(parameter)) {
+        numbers[0][i] = norms_of({parameter.grad()}, 2.0, type).front();
+        numbers[1][i] = 1;
+      }
+    }
+    if (!is_summed) {
+      sum_over_ranks(numbers);
+    }
+  }
+  std::vector<at::Tensor> in_order;
+  for (const auto& [kind, some] : norms) {
+    in_order.insert(in_order.end(), some.begin(), some.end());
+  }
+  const at::Tensor norm = in_order.empty() ? at::zeros({}, at::kFloat) : at::linalg_vector_norm(at::stack(in_order), 2);
+  if (max_norm > 0) {
+    scale(gradients, max_norm, norm);
+  }
+  return norm;
+}
 
 at::Tensor grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
   const at::NoGradGuard no_grad;

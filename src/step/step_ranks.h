@@ -17,6 +17,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "snug/clip.h"
 #include "snug/core.h"
 #include "snug/step_plan.h"
 #include "snug/training_ranks.h"
@@ -61,6 +62,8 @@ class StepRanks {
   /// This rank, from 0, and the number of ranks.
   virtual int64_t rank() const { return 0; }
   virtual int64_t size() const { return 1; }
+  /// Whether each rank has the sums of all gradients before an update.
+  virtual bool has_all_gradients() const { return true; }
   /// Whether the ranks of `group` are these ranks: rehearse() silences such a group.
   virtual bool are(const ProcessGroup* /*group*/) const { return false; }
 
@@ -115,6 +118,11 @@ class StepRanks {
   /// ConfigError, on all ranks, if the names differ.
   virtual void sum(double& /*items*/, at::Tensor& /*sums*/, std::vector<std::string>& /*metrics*/,
                    int64_t& /*batch_items*/) {}
+  /// Returns the norm of the gradients of `updated`, and limits the norm to `max_norm` if `max_norm` is above 0. The
+  /// exchange Norm, if no rank has all gradients.
+  virtual at::Tensor clip(const std::vector<at::Tensor>& updated, double max_norm) {
+    return max_norm > 0 ? clip_grad_norm_(updated, max_norm) : grad_norm(updated);
+  }
   /// The exchange Write. From here on a rank that fails is left behind.
   virtual void confirm_writing() {}
   /// All ranks have written. From here on a rank that fails is not left behind.

@@ -92,6 +92,11 @@ class Stepper::Impl {
           "Stepper: one of several optimizers is over several ranks, and could update alone where another one fails; "
           "give data_parallel, and only optimizers that allocate before they write (before_writing), as snug's do");
     }
+    if (!ranks_->has_all_gradients() && (options_.weights == Weights::Low || precision_.regions() != nullptr)) {
+      throw ConfigError(
+          "Stepper: weights = Low and the guard of a 16-bit precision look at the sums of all gradients, which no rank "
+          "has with shards in data_parallel; leave them out (sixteen_bit.guard.patience = 0), or the shards");
+    }
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_.precision());
       scaler().name_parameters(parameters_.all());
@@ -562,10 +567,7 @@ class Stepper::Impl {
     writes.check_parameters();
   }
 
-  void clip(StepResult& result) {
-    const auto updated = parameters_.updated();
-    result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
-  }
+  void clip(StepResult& result) { result.grad_norm_ = ranks_->clip(parameters_.updated(), options_.clip_norm); }
 
   bool is_accepted(const StepResult& result) {
     return !options_.accept_update || scaler().will_skip(optimizer_) || options_.accept_update(result);

@@ -85,6 +85,14 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& tensors) {
 namespace snug {
 
 class ProcessGroup;
+class ShardedOptimizer;
+
+/// The parts of a model that ranks keep in shards, in addition to the state of a ShardedOptimizer.
+enum class Shard {
+  None,       ///< every rank has all weights and the sums of all gradients
+  Gradients,  ///< every rank has all weights, and the sums of the gradients that the rank's share of the update needs
+  Weights,    ///< every rank has the weights and the sums of the gradients of the rank's share
+};
 
 struct GradientBucket {
   size_t index = 0;                         ///< from 0, in the order in which backward completes the buckets
@@ -129,6 +137,27 @@ struct DataParallelOptions {
   bool broadcast_buffers = true;
   /// Empty: gradients are sent unchanged.
   CommHook hook = {};
+  /// With Gradients, a backward pass that sends leaves each sum on one rank, which keeps the parameter's optimizer
+  /// state too. On the other ranks the parameter has no gradient after the pass; inside NoSync each rank has all its
+  /// gradients. Sums are added in the order of ranks. `bucket` limits the bytes that are on their way during backward.
+  /// Models must be on the CPU. Cannot be used with hook or static_graph.
+  ///
+  /// With Weights, each parameter, frozen or not, is on one rank too, and comes to the other ranks while an operator
+  /// uses the parameter. Until gather_weights(), these conditions hold:
+  /// - Operators that use the model run on the thread that made the DataParallel, or in its backward passes.
+  /// - On the other ranks the parameter has no memory that a pointer could be to.
+  /// - Programs write to parameters by operators only, on all ranks alike, and all ranks meet in a barrier() before and
+  ///   after the writes.
+  ///
+  /// Model and weights may be made in files (TensorsInFile), if no rank has room for the whole model. Algorithm:
+  /// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 2 and 3.
+  Shard shard = Shard::None;
+  /// With Shard::Weights, the bytes of other ranks' parameters that are in memory at a time. If the operands of an
+  /// operator are larger, they are all in memory while the operator runs. 0: twice the largest parameter.
+  Bytes window = Bytes(0);
+  /// The optimizer that updates the model; needed for shards, and not used otherwise. From here on the optimizer cuts
+  /// no parameter of the model.
+  ShardedOptimizer* optimizer = nullptr;
 };
 
 /// Algorithm: Li et al. 2020 (arXiv 2006.15704). DataParallel uses LibTorch's Reducer, as Python's
@@ -151,7 +180,8 @@ class DataParallel final : public detail::TrainingRanks {
   /// - a parameter differs in name, shape or dtype, or is frozen on only some ranks (the message names the first of
   ///   these parameters);
   /// - no parameter has gradients;
-  /// - a parameter or buffer cannot be sent, because the tensor is sparse or quantized.
+  /// - a parameter or buffer cannot be sent, because the tensor is sparse or quantized;
+  /// - shards are asked for without an optimizer over the same group, or with an optimizer that has a state already.
   template <class M>
   DataParallel(M& model, std::shared_ptr<ProcessGroup> group, DataParallelOptions options = {})
       : DataParallel(named(model->named_parameters()), named(model->named_buffers()), std::move(group),
@@ -190,14 +220,25 @@ class DataParallel final : public detail::TrainingRanks {
   /// The ranks of this DataParallel.
   ProcessGroup& group() const;
 
-  /// Bytes that this rank has handed to all-reduce for gradients, so far.
+  /// Sets the norm of the gradients of all parameters to at most `max_norm`, on all ranks alike; see clip_grad_norm_.
+  /// All ranks must call clip_grad_norm_(). Needed for gradients in shards, of which no rank has all. The bits are
+  /// those of snug::clip_grad_norm_ for the same gradients in one process.
+  at::Tensor clip_grad_norm_(double max_norm);
+
+  /// Bytes of gradients that this rank has handed to all-reduce, or sent to their owners, so far.
   int64_t bytes_reduced() const;
   const CommunicationTime& communication() const;
 
   /// Compares checksums of the parameters over all ranks. All ranks must call check_replicas(). Throws
   /// DistributedError, on every rank, if a parameter is not the same on all ranks; the message names the first
   /// different parameter and a rank whose value differs. Causes are memory errors, or a write that not all ranks made.
+  /// No effect with Shard::Weights, which keeps each parameter once.
   void check_replicas() const;
+
+  /// Ends Shard::Weights: all ranks get all weights, and training goes on as with Shard::Gradients. All ranks must call
+  /// gather_weights(). No effect without Shard::Weights. A DataParallel that ends without gather_weights() leaves each
+  /// rank the rank's own weights only.
+  void gather_weights();
 
   std::unique_ptr<detail::StepRanks> step_ranks(const std::vector<at::Tensor>& of_model) override;
 

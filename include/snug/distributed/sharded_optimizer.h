@@ -23,6 +23,10 @@
 #include "snug/fused_optimizer.h"
 #include "snug/optimizer.h"
 
+namespace snug::detail {
+class Owners;
+}
+
 namespace snug {
 
 /// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stage 1.
@@ -86,6 +90,9 @@ class ShardedOptimizer final : public torch::optim::Optimizer,
   bool agrees_across_ranks() const override { return true; }
   /// Takes the types that the factory's optimizer takes.
   bool takes(at::ScalarType dtype) const override;
+  /// For snug's own use: the parameters in `owners` stay whole, each on the parameter's owner. Throws ConfigError if
+  /// the optimizer has a state, or is over another group.
+  void follow(std::shared_ptr<const detail::Owners> owners, const ProcessGroup& group);
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

@@ -1,0 +1,40 @@
+#pragma once
+// Owners: the rank that keeps each parameter of a model in shards: the sum of the parameter's gradients, the
+// optimizer's state, and, with Shard::Weights, the weights.
+//
+// Problem: gradients and weights must be divided as the optimizer's state is.
+// Options: cut tensors, as ShardedOptimizer does alone, or keep tensors whole. Cut tensors divide evenly. Whole tensors
+// keep a parameter's gradient a gradient of the parameter: loss scaling, clipping and the optimizer need no other code,
+// and the norm of a gradient has the bits of one process.
+// Choice: tensors stay whole. Parameters on one storage have the same owner.
+// Consequence: a rank keeps at least the model's largest parameter, if the rank owns that parameter.
+
+#include <functional>
+#include <unordered_map>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/distributed/data_parallel.h"
+
+namespace snug::detail {
+
+class Owners final {
+ public:
+  /// Divides `parameters` by bytes: trained parameters evenly, and frozen parameters evenly.
+  Owners(const DataParallel::NamedTensors& parameters, int ranks);
+
+  /// The rank that keeps `parameter`; -1: each rank keeps the whole of it.
+  int of(const at::Tensor& parameter) const {
+    const auto found = owners_.find(parameter.unsafeGetTensorImpl());
+    return found != owners_.end() ? found->second : -1;
+  }
+
+  /// Called on every rank when this rank has written its parameters. Returns when all ranks have written theirs. Empty:
+  /// the optimizer sends the parameters to all ranks.
+  std::function<void()> written = {};
+
+ private:
+  std::unordered_map<const c10::TensorImpl*, int> owners_;
+};
+
+}  // namespace snug::detail

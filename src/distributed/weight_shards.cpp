@@ -1,0 +1,144 @@
+#include "src/distributed/weight_shards.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+
+#include "src/core/file_memory.h"
+#include "src/distributed/process_group_impl.h"
+
+namespace snug::detail {
+namespace {
+
+constexpr int kRequest = 0, kAnswer = 1;  // tags
+constexpr std::chrono::hours kForEver(24 * 365);
+
+at::Tensor as_tensor(int64_t& number) { return at::from_blob(&number, {1}, at::kLong); }
+at::Tensor as_tensor(void* memory, size_t bytes) {
+  return at::from_blob(memory, {static_cast<int64_t>(bytes)}, at::kByte);
+}
+
+// Weights may have been made in files (TensorsInFile), because the whole model has no room in memory.
+void move_into_memory(const c10::Storage& storage) {
+  if (const void* place = storage.data(); FileMemory::holds(place)) {
+    c10::DataPtr memory = c10::GetCPUAllocator()->allocate(storage.nbytes());
+    std::memcpy(memory.get(), place, storage.nbytes());
+    storage.set_data_ptr_noswap(std::move(memory));
+  }
+}
+
+void release(const c10::Storage& storage) { storage.set_data_ptr_noswap(c10::DataPtr(nullptr, c10::kCPU)); }
+
+int64_t window_for(const std::vector<c10::Storage>& storages, int64_t window) {
+  return window > 0 ? window : 2 * WeightWindow::bytes_for(storages);
+}
+
+}  // namespace
+
+WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
+                           const std::function<void(size_t number)>& send_first)
+    : group_(group), weights_(std::move(weights)), waits_(static_cast<size_t>(group.size())) {
+  std::vector<c10::Storage> storages;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const Weight& weight = weights_[i];
+    send_first(i);
+    if (weight.owner == group_.rank()) {
+      move_into_memory(weight.storage);
+    } else {
+      release(weight.storage);
+      elsewhere_.push_back(i);
+      storages.push_back(weight.storage);
+    }
+  }
+  if (group_.size() == 1) {
+    return;
+  }
+  ProcessGroup::Impl& impl = group_.impl();
+  backend_ = impl.attempt("shard the weights", [&] { return impl.make_another_backend(); });
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    if (rank != group_.rank()) {
+      threads_.emplace_back([this, rank] { answer(rank); });
+    }
+  }
+  seam_.emplace();
+  const int64_t bytes = window_for(storages, window);
+  window_.emplace(std::move(storages), static_cast<WeightHome&>(*this), bytes);
+}
+
+WeightShards::~WeightShards() {
+  window_.reset();
+  is_over_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& wait : waits_) {
+      if (wait) {
+        wait->abort();
+      }
+    }
+  }
+  for (std::thread& thread : threads_) {
+    thread.join();
+  }
+}
+
+void WeightShards::written() {
+  group_.barrier();
+  if (window_) {
+    window_->let_go();
+  }
+}
+
+void WeightShards::bring_all() {
+  window_.reset();
+  for (size_t i = 0; i < elsewhere_.size(); ++i) {
+    if (weights_[elsewhere_[i]].storage.data() == nullptr) {
+      bring(i);
+    }
+  }
+  group_.barrier();  // no rank needs an answer any more
+}
+
+void WeightShards::bring(size_t number) {
+  const Weight& weight = weights_[elsewhere_[number]];
+  if (weight.storage.nbytes() == 0) {
+    return;
+  }
+  c10::DataPtr memory = c10::GetCPUAllocator()->allocate(weight.storage.nbytes());
+  group_.impl().named("bring a weight", [&] {
+    auto request = static_cast<int64_t>(elsewhere_[number]);
+    const auto arrives =
+        start_receive(*backend_, as_tensor(memory.get(), weight.storage.nbytes()), weight.owner, kAnswer);
+    start_send(*backend_, as_tensor(request), weight.owner, kRequest)->wait();
+    arrives->wait();
+  });
+  weight.storage.set_data_ptr_noswap(std::move(memory));
+}
+
+// A value that an operator of this rank has written is lost. If all ranks write alike, the owner has the value.
+void WeightShards::let_go(size_t number, bool /*is_written*/) { release(weights_[elsewhere_[number]].storage); }
+
+// The thread for requests of `rank`. The end of the other rank, or of this object, ends the thread.
+void WeightShards::answer(int rank) noexcept {
+  try {
+    for (;;) {
+      int64_t request = -1;
+      const auto arrives = start_receive(*backend_, as_tensor(request), rank, kRequest);
+      {
+        const std::lock_guard lock(mutex_);
+        waits_[static_cast<size_t>(rank)] = arrives;
+      }
+      if (is_over_ || !arrives->wait(kForEver) || is_over_) {
+        return;
+      }
+      const c10::Storage& storage = weights_[static_cast<size_t>(request)].storage;
+      start_send(*backend_, as_tensor(storage.mutable_data(), storage.nbytes()), rank, kAnswer)->wait();
+    }
+  } catch (const std::exception&) {  // the other rank throws, or has ended
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,73 @@
+#pragma once
+// WeightShards: weights that are on one rank each. Before an operator takes a weight of another rank, the operator seam
+// (operator_mode.h) brings the weight into this rank's window (WeightWindow); later the window forgets the weight.
+//
+// Problem: ranks use weights in different orders, and at different times: a planning rank makes passes alone, and a
+// parameter may be used by some ranks only.
+// Options: collective operations, for which all ranks must bring the same weights in the same order, or requests.
+// Choice: requests. Each rank has a thread for each other rank, which answers with the memory of a weight. Requests and
+// answers go through a Gloo backend of their own, so they meet no other message.
+// Consequences:
+// - No rank may read a weight while the owner writes the weight: the ranks speak with each other before the first
+//   write and after the last write of an update.
+// - An owner sends a weight once for each other rank.
+// - Weights of other ranks are in no memory outside of operators. LibTorch throws at a request for their pointer.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "snug/distributed/process_group.h"
+#include "src/memory/operator_mode.h"
+#include "src/memory/weight_window.h"
+
+namespace snug::detail {
+
+class WeightShards final : private WeightHome {
+ public:
+  struct Weight {
+    c10::Storage storage;
+    int owner;
+  };
+
+  /// The same weights on all ranks. Calls `send_first(i)`, which gives all ranks the values of weight i, then moves the
+  /// weight into memory on the owner and releases the weight elsewhere. `window`: bytes of other ranks' weights that
+  /// are in memory at a time; 0: twice the largest weight.
+  WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
+               const std::function<void(size_t number)>& send_first);
+  ~WeightShards() override;
+  WeightShards(const WeightShards&) = delete;
+  WeightShards& operator=(const WeightShards&) = delete;
+
+  /// Called on all ranks when this rank has written its weights. When the call returns, all ranks have written, and
+  /// this rank has none of the old values.
+  void written();
+  /// All weights come back into the memory of all ranks, and stay. Called on all ranks, before the end.
+  void bring_all();
+
+ private:
+  void bring(size_t number) override;
+  void let_go(size_t number, bool is_written) override;
+  void answer(int rank) noexcept;
+
+  ProcessGroup& group_;
+  std::vector<Weight> weights_;
+  std::vector<size_t> elsewhere_;  // numbers of the weights of other ranks; the window's numbers are places here
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::optional<OperatorSeam> seam_;
+  std::optional<WeightWindow> window_;
+  std::atomic<bool> is_over_ = false;
+  std::mutex mutex_;                                   // guards waits_
+  std::vector<c10::intrusive_ptr<c10d::Work>> waits_;  // of the threads, for requests
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,470 @@
+// DataParallel with shards: the bits of the way without shards, in less memory.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include "snug/adamw.h"
+#include "snug/checkpoint.h"
+#include "snug/clip.h"
+#include "snug/core.h"
+#include "snug/distributed/data_parallel.h"
+#include "snug/distributed/sharded_optimizer.h"
+#include "snug/memory.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
+#include "src/memory/peak_watch.h"
+#include "tests/distributed/ranks.h"
+#include "tests/support/optimizers.h"
+#include "tests/support/small_models.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/tensors.h"
+
+namespace snug::shards_test {
+namespace {
+
+using testing::bytes_of;
+using testing::clones_of;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::make_mlp;
+using testing::on_ranks;
+using testing::quick;
+using testing::same_bits;
+using testing::squared_error;
+using testing::tiny_batch;
+using testing::tiny_model;
+
+const ShardedOptimizer::Factory kAdamW = [](const auto& groups) {
+  return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
+};
+
+// Adds a bucket in the order of ranks, as shards do.
+const CommHook kInOrderOfRanks = [](GradientBucket bucket, ProcessGroup& group) {
+  return std::function<void()>([gradients = bucket.gradients, &group] {
+    const torch::Tensor all = group.all_gather(gradients);
+    gradients.copy_(all[0]);
+    for (int64_t rank = 1; rank < group.size(); ++rank) {
+      gradients.add_(all[rank]);
+    }
+  });
+};
+
+// Tied weights; frozen, transposed, scalar and empty parameters; a parameter that only some ranks use, and one that no
+// rank uses; buffers; weights that are registered in another order than they are used in.
+struct OddImpl : torch::nn::Module {
+  OddImpl() {
+    torch::manual_seed(1);
+    last = register_module("last", torch::nn::Linear(17, 6));
+    embedding = register_module("embedding", torch::nn::Embedding(23, 6));
+    transposed = register_parameter("transposed", torch::randn({17, 6}).t());
+    scalar = register_parameter("scalar", torch::ones({}));
+    empty = register_parameter("empty", torch::ones({0, 3}));
+    frozen = register_module("frozen", torch::nn::Linear(6, 6));
+    for (auto& parameter : frozen->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+    some = register_module("some", torch::nn::Linear(6, 6));
+    none = register_module("none", torch::nn::Linear(50, 3));
+    norm = register_module("norm", torch::nn::BatchNorm1d(17));
+  }
+  torch::Tensor forward(const torch::Tensor& words, bool uses_some) {
+    torch::Tensor x = frozen->forward(embedding->forward(words)) * scalar + empty.sum();
+    if (uses_some) {
+      x = x + some->forward(x).tanh();
+    }
+    return torch::linear(last->forward(norm->forward(x.matmul(transposed))), embedding->weight);
+  }
+  torch::nn::Linear last{nullptr}, frozen{nullptr}, some{nullptr}, none{nullptr};
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::Tensor transposed, scalar, empty;
+};
+TORCH_MODULE(Odd);
+
+struct OddRun {
+  OddRun(const std::shared_ptr<ProcessGroup>& with, DataParallelOptions options) : group(with) {
+    options.find_unused_parameters = true;
+    optimizer.emplace(model->parameters(), group, kAdamW);
+    if (options.shard != Shard::None) {
+      options.optimizer = &*optimizer;
+    }
+    ddp.emplace(model, group, std::move(options));
+  }
+  void backward(int step, bool uses_some) {
+    torch::manual_seed(static_cast<uint64_t>(100 * step + group->rank()));
+    const auto words = torch::randint(23, {9}), targets = torch::randint(23, {9});
+    const auto output_of = [&](const torch::Tensor& some_words) { return model->forward(some_words, uses_some); };
+    ddp->forward([&] {
+         return torch::cross_entropy_loss(is_checkpointed ? checkpoint(output_of, words) : output_of(words), targets);
+       })
+        .backward();
+  }
+  std::vector<torch::Tensor> train(int steps, int micro_batches = 1) {
+    for (int step = 0; step < steps; ++step) {
+      optimizer->zero_grad();
+      for (int i = 0; i < micro_batches; ++i) {
+        std::optional<NoSync> quiet;
+        if (i + 1 < micro_batches) {
+          quiet.emplace(*ddp);
+        }
+        backward(micro_batches * step + i, (step + i + group->rank()) % 2 == 0);
+      }
+      norms.push_back(ddp->clip_grad_norm_(0.5).item<double>());
+      optimizer->step();
+    }
+    return values();
+  }
+  std::vector<torch::Tensor> values() {
+    auto tensors = clones_of(model->parameters());
+    for (const auto& buffer : model->buffers()) {
+      tensors.push_back(buffer.clone());
+    }
+    group->barrier();  // no rank needs another rank's weights any more
+    return tensors;
+  }
+
+  std::shared_ptr<ProcessGroup> group;
+  Odd model;
+  std::optional<ShardedOptimizer> optimizer;
+  std::optional<DataParallel> ddp;
+  std::vector<double> norms;
+  bool is_checkpointed = false;
+};
+
+void expect_the_bits_of_data_parallel(int ranks, Shard shard) {
+  on_ranks(ranks, [&] {
+    const auto group = init_process_group(quick());
+    for (const auto reduction : {Reduction::Mean, Reduction::Sum}) {
+      for (const int micro_batches : {1, 3}) {
+        for (const Bytes bucket : {Bytes(64), Bytes(25 << 20)}) {
+          OddRun plain(group, {.reduction = reduction, .hook = ranks == 2 ? CommHook() : kInOrderOfRanks});
+          OddRun sharded(group, {.bucket = bucket, .reduction = reduction, .shard = shard});
+          const auto expected = plain.train(5, micro_batches);
+          EXPECT_TRUE(same_bits(sharded.train(5, micro_batches), expected));
+          EXPECT_EQ(sharded.norms, plain.norms);
+        }
+      }
+    }
+  });
+}
+
+TEST(ShardedGradients, GiveTheBitsOfDataParallelOnTwoRanks) { expect_the_bits_of_data_parallel(2, Shard::Gradients); }
+TEST(ShardedGradients, GiveTheBitsOfSumsInTheOrderOfRanksOnThreeRanks) {
+  expect_the_bits_of_data_parallel(3, Shard::Gradients);
+}
+TEST(ShardedGradients, GiveTheBitsOfSumsInTheOrderOfRanksOnFourRanks) {
+  expect_the_bits_of_data_parallel(4, Shard::Gradients);
+}
+
+TEST(ShardedWeights, GiveTheBitsOfDataParallelOnTwoRanks) { expect_the_bits_of_data_parallel(2, Shard::Weights); }
+TEST(ShardedWeights, GiveTheBitsOfSumsInTheOrderOfRanksOnThreeRanks) {
+  expect_the_bits_of_data_parallel(3, Shard::Weights);
+}
+TEST(ShardedWeights, GiveTheBitsOfSumsInTheOrderOfRanksOnFourRanks) {
+  expect_the_bits_of_data_parallel(4, Shard::Weights);
+}
+
+TEST(ShardedWeights, ComeAgainForACheckpoint) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    OddRun plain(group, {}), sharded(group, {.shard = Shard::Weights, .window = Bytes(1)});
+    sharded.is_checkpointed = true;
+    EXPECT_TRUE(same_bits(sharded.train(3), plain.train(3)));
+  });
+}
+
+TEST(ShardedWeights, ComeBackAndTrainOnWhenGathered) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, {.shard = Shard::Weights});
+    plain.train(2);
+    sharded.train(2);
+    sharded.ddp->gather_weights();
+    for (const auto& parameter : sharded.model->parameters()) {
+      EXPECT_TRUE(parameter.numel() == 0 || parameter.storage().data() != nullptr);
+    }
+    EXPECT_TRUE(same_bits(sharded.train(2), plain.train(2)));
+  });
+}
+
+TEST(ShardedWeights, AreInNoMemoryOfOtherRanksOutsideOfOperators) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    OddRun run(group, {.shard = Shard::Weights, .window = Bytes(1)});
+    for (const auto& item : run.model->named_parameters()) {
+      if (item.value().numel() == 0) {
+        continue;
+      }
+      auto holders = torch::full({1}, item.value().storage().data() != nullptr ? 1 : 0, torch::kLong);
+      group->all_reduce(holders);
+      EXPECT_EQ(holders.item<int64_t>(), 1) << item.key();
+      if (item.value().storage().data() == nullptr) {
+        EXPECT_THAT(error_of<c10::Error>([&] { item.value().data_ptr<float>(); }), HasSubstr("not allocated"));
+      }
+    }
+    group->barrier();
+  });
+}
+
+TEST(ShardedGradients, AreOnOneRankEach) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    OddRun run(group, {.shard = Shard::Gradients});
+    run.backward(1, group->rank() == 1);
+    for (const auto& item : run.model->named_parameters()) {
+      const bool is_trained = item.value().requires_grad() && item.key().find("none") != 0;
+      auto holders = torch::full({1}, item.value().grad().defined() ? 1 : 0, torch::kLong);
+      group->all_reduce(holders);
+      EXPECT_EQ(holders.item<int64_t>(), is_trained ? 1 : 0) << item.key();
+    }
+  });
+}
+
+TEST(ShardedGradients, CountASumOnceThatALaterPassAddsTo) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    for (const auto reduction : {Reduction::Mean, Reduction::Sum}) {
+      OddRun plain(group, {.reduction = reduction});
+      OddRun sharded(group, {.reduction = reduction, .shard = Shard::Gradients});
+      for (OddRun* run : {&plain, &sharded}) {
+        run->backward(1, true);
+        run->backward(2, true);
+      }
+      for (size_t i = 0; i < plain.model->parameters().size(); ++i) {
+        if (const auto gradient = sharded.model->parameters()[i].grad(); gradient.defined()) {
+          EXPECT_TRUE(torch::allclose(gradient, plain.model->parameters()[i].grad(), 1e-4, 1e-6));
+        }
+      }
+    }
+  });
+}
+
+// 12 layers of 256 KiB.
+torch::nn::Sequential deep() { return make_mlp(std::vector<int64_t>(13, 256)); }
+constexpr int64_t kLayer = (256 * 256 + 256) * 4;
+
+int64_t peak_of_backward(torch::nn::Sequential& model, DataParallel& ddp) {
+  torch::Tensor loss = ddp.forward([&] { return model->forward(torch::ones({2, 256})).square().sum(); });
+  const int64_t before = live_bytes(torch::kCPU).count();
+  const detail::PeakWatch watch(torch::kCPU);
+  loss.backward();
+  return watch.peak() - before;
+}
+
+TEST(ShardedGradients, TakeTheMemoryOfAShardInBackward) {
+  on_ranks(4, [] {
+    const auto group = init_process_group(quick());
+    auto model = deep();
+    ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
+    DataParallel ddp(model, group, {.bucket = Bytes(kLayer), .shard = Shard::Gradients, .optimizer = &optimizer});
+    const int64_t peak = peak_of_backward(model, ddp);
+    // A quarter of 12 layers; two layers that are computed or sent, and the other ranks' parts of a layer.
+    EXPECT_LE(peak, (3 + 2 + 1) * kLayer + (64 << 10));
+    EXPECT_GE(peak, 3 * kLayer);
+    EXPECT_EQ(ddp.bytes_reduced(), 9 * kLayer);  // what others own
+  });
+}
+
+// 24 layers of 256 KiB, which no rank has room for.
+TEST(ShardedWeights, TrainAModelThatIsLargerThanTheMemoryOfEachRank) {
+  on_ranks(4, [] {
+    const auto group = init_process_group(quick());
+    const std::vector<int64_t> sizes(25, 256);
+    const auto make_sgd = [](const auto& groups) { return std::make_unique<SGD>(groups, SGDOptions{.lr = 0.01}); };
+    std::vector<torch::Tensor> expected;
+    {
+      auto model = make_mlp(sizes);
+      ShardedOptimizer optimizer(model->parameters(), group, make_sgd);
+      DataParallel ddp(model, group, {.hook = kInOrderOfRanks});
+      for (int i = 0; i < 3; ++i) {
+        optimizer.zero_grad();
+        ddp.forward([&] { return model->forward(torch::ones({2, 256})).square().sum(); }).backward();
+        optimizer.step();
+      }
+      for (const auto& parameter : model->parameters()) {
+        expected.push_back(parameter.detach().square().sum());
+      }
+    }
+    const testing::TemporaryFolder folder;
+    torch::nn::Sequential model;
+    {
+      const TensorsInFile files(folder.path());
+      model = make_mlp(sizes);
+    }
+    const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + 20 * kLayer));
+    ShardedOptimizer optimizer(model->parameters(), group, make_sgd);
+    DataParallel ddp(
+        model, group,
+        {.bucket = Bytes(kLayer), .shard = Shard::Weights, .window = Bytes(2 * kLayer), .optimizer = &optimizer});
+    for (int i = 0; i < 3; ++i) {
+      optimizer.zero_grad();
+      ddp.forward([&] { return model->forward(torch::ones({2, 256})).square().sum(); }).backward();
+      optimizer.step();
+    }
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(same_bits(model->parameters()[i].detach().square().sum(), expected[i]));
+    }
+    group->barrier();
+  });
+}
+
+TEST(Shards, RefuseWhatCannotWork) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_model();
+    ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
+    const auto error_with = [&](const DataParallelOptions& options) {
+      return error_of<ConfigError>([&] { DataParallel(model, group, options); });
+    };
+    EXPECT_THAT(error_with({.shard = Shard::Gradients}), HasSubstr("ShardedOptimizer as `optimizer`"));
+    EXPECT_THAT(error_with({.hook = float16_hook(), .shard = Shard::Gradients, .optimizer = &optimizer}),
+                HasSubstr("neither hook"));
+    testing::set_gradients(model->parameters(), 1);
+    optimizer.step();
+    EXPECT_THAT(error_with({.shard = Shard::Gradients, .optimizer = &optimizer}), HasSubstr("has a state already"));
+  });
+}
+
+struct StepperRun {
+  StepperRun(const std::shared_ptr<ProcessGroup>& with, Shard shard, StepperOptions options = {}) : group(with) {
+    optimizer.emplace(model->parameters(), group, kAdamW);
+    ddp.emplace(model, group,
+                DataParallelOptions{.hook = shard == Shard::None ? kInOrderOfRanks : CommHook(),
+                                    .shard = shard,
+                                    .optimizer = shard == Shard::None ? nullptr : &*optimizer});
+    options.ranks.data_parallel = &*ddp;
+    stepper.emplace(model, *optimizer, options);
+  }
+  // Rank 2 has no items in every other step.
+  StepResult step(int number, const std::function<void()>& in_backward = {}) {
+    const int64_t items = group->rank() == 2 && number % 2 == 1 ? 0 : 5 + group->rank();
+    return stepper->step(tiny_batch(items, static_cast<uint64_t>(10 * number + group->rank())),
+                         [&](const Batch& micro) {
+                           torch::Tensor hidden = micro[0];
+                           for (auto layer = model->begin(); layer != model->end(); ++layer) {
+                             hidden = layer->forward(hidden);
+                             if (in_backward && layer - model->begin() == 2) {  // when some gradients are sent
+                               hidden.register_hook([&](const torch::Tensor& gradient) {
+                                 in_backward();
+                                 return gradient;
+                               });
+                             }
+                           }
+                           return squared_error(hidden, micro[1]);
+                         });
+  }
+
+  std::shared_ptr<ProcessGroup> group;
+  torch::nn::Sequential model = tiny_model();
+  std::optional<ShardedOptimizer> optimizer;
+  std::optional<DataParallel> ddp;
+  std::optional<Stepper> stepper;
+};
+
+void expect_the_bits_in_a_stepper(Shard shard) {
+  on_ranks(3, [&] {
+    const auto group = init_process_group(quick());
+    for (const int64_t micro_batch : {0, 2}) {
+      const StepperOptions options{.micro_batch = micro_batch, .clip_norm = 0.3};
+      StepperRun plain(group, Shard::None, options), sharded(group, shard, options);
+      for (int i = 0; i < 5; ++i) {
+        const StepResult expected = plain.step(i), result = sharded.step(i);
+        EXPECT_EQ(result.grad_norm(), expected.grad_norm());
+        EXPECT_EQ(result.loss(), expected.loss());
+      }
+      EXPECT_TRUE(same_bits(clones_of(sharded.model->parameters()), clones_of(plain.model->parameters())));
+      group->barrier();
+    }
+  });
+}
+
+TEST(ShardedGradients, GiveTheSameBitsInAStepper) { expect_the_bits_in_a_stepper(Shard::Gradients); }
+TEST(ShardedWeights, GiveTheSameBitsInAStepper) { expect_the_bits_in_a_stepper(Shard::Weights); }
+
+TEST(ShardedGradients, GiveTheSameBitsWithinABudget) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    StepperRun plain(group, Shard::None);
+    const Bytes budget(live_bytes(torch::kCPU).count() + (1 << 20));
+    StepperRun sharded(group, Shard::Gradients, {.budget = {.memory = budget}});
+    for (int i = 0; i < 3; ++i) {
+      plain.step(i);
+      const StepResult result = sharded.step(i);
+      EXPECT_LE(result.peak_bytes, budget.count());
+    }
+    EXPECT_TRUE(sharded.stepper->plan().has_value());
+    EXPECT_TRUE(same_bits(clones_of(sharded.model->parameters()), clones_of(plain.model->parameters())));
+  });
+}
+
+TEST(ShardedWeights, AreRefusedWhereABudgetIsPlanned) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    StepperRun run(group, Shard::Weights, {.budget = {.memory = Bytes(1 << 30)}});
+    EXPECT_THAT(error_of<ConfigError>([&] { run.step(0); }), HasSubstr("weights in shards"));
+    group->barrier();
+  });
+}
+
+TEST(Shards, RefuseMastersAndTheGuard) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto error = error_of<ConfigError>([&] {
+      StepperRun(group, Shard::Gradients,
+                 {.precision = Precision::BFloat16, .sixteen_bit = {.guard = {.patience = 3}}});
+    });
+    EXPECT_THAT(error, HasSubstr("sums of all gradients"));
+  });
+}
+
+TEST(ShardedGradients, AreDroppedByAllRanksIfOneFailsInBackward) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    StepperRun run(group, Shard::Gradients), undisturbed(group, Shard::None);
+    run.step(0);
+    undisturbed.step(0);
+    const auto fail = [] { throw std::runtime_error("a bad picture"); };
+    if (group->rank() == 1) {
+      EXPECT_THAT(error_of<std::runtime_error>([&] { run.step(2, fail); }), HasSubstr("a bad picture"));
+    } else {
+      EXPECT_THAT(error_of<DistributedError>([&] { run.step(2); }), HasSubstr("rank 1 failed in this step"));
+    }
+    for (const auto& parameter : run.model->parameters()) {
+      EXPECT_FALSE(parameter.grad().defined());
+    }
+    undisturbed.step(4);
+    run.step(4);
+    EXPECT_TRUE(same_bits(clones_of(run.model->parameters()), clones_of(undisturbed.model->parameters())));
+  });
+}
+
+void expect_the_name_of_a_rank_that_dies_in_backward(Shard shard) {
+  on_ranks(3, [&] {
+    const auto group = init_process_group(quick());
+    StepperRun run(group, shard);
+    run.step(0);
+    if (group->rank() == 1) {
+      run.step(2, [] { ::_exit(0); });
+      ADD_FAILURE() << "rank 1 lives";
+    } else {
+      EXPECT_THAT(error_of<DistributedError>([&] { run.step(2); }), HasSubstr("rank 1 has died"));
+    }
+  });
+}
+
+TEST(ShardedGradients, EndAllRanksWithTheNameOfARankThatDiesInBackward) {
+  expect_the_name_of_a_rank_that_dies_in_backward(Shard::Gradients);
+}
+TEST(ShardedWeights, EndAllRanksWithTheNameOfARankThatDiesInBackward) {
+  expect_the_name_of_a_rank_that_dies_in_backward(Shard::Weights);
+}
+
+}  // namespace
+}  // namespace snug::shards_test
