@@ -14,7 +14,7 @@
 namespace snug::detail {
 namespace {
 
-constexpr int kRequest = 0, kAnswer = 1;  // tags
+constexpr int kRequest = 0, kWeightAnswer = 1;  // tags
 constexpr std::chrono::hours kForEver(24 * 365);
 
 at::Tensor as_tensor(int64_t& number) { return at::from_blob(&number, {1}, at::kLong); }
@@ -111,7 +111,7 @@ void WeightShards::bring(size_t number) {
   group_.impl().named("bring a weight", [&] {
     auto request = static_cast<int64_t>(elsewhere_[number]);
     const auto arrives =
-        start_receive(*backend_, as_tensor(memory.get(), weight.storage.nbytes()), weight.owner, kAnswer);
+        start_receive(*backend_, as_tensor(memory.get(), weight.storage.nbytes()), weight.owner, kWeightAnswer);
     start_send(*backend_, as_tensor(request), weight.owner, kRequest)->wait();
     arrives->wait();
   });
@@ -135,7 +135,7 @@ void WeightShards::answer(int rank) noexcept {
         return;
       }
       const c10::Storage& storage = weights_[static_cast<size_t>(request)].storage;
-      start_send(*backend_, as_tensor(storage.mutable_data(), storage.nbytes()), rank, kAnswer)->wait();
+      start_send(*backend_, as_tensor(storage.mutable_data(), storage.nbytes()), rank, kWeightAnswer)->wait();
     }
   } catch (const std::exception&) {  // the other rank throws, or has ended
   }

@@ -68,7 +68,7 @@ std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::nam
   std::unordered_map<const void*, Named> named;
   const auto name = [&](const at::Tensor& tensor, Category category) {
     if (detail::has_bytes(tensor) && is_mine(tensor.device())) {
-      named.try_emplace(memory_of(tensor.storage()).get(),
+      named.try_emplace(detail::memory_of(tensor.storage()).get(),
                         Named{category, static_cast<int64_t>(tensor.storage().nbytes())});
     }
   };
