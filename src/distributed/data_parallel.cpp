@@ -757,8 +757,8 @@ int64_t DataParallel::Impl::bucket_bytes_in_backward() const {
     largest = std::max(largest, bytes);
     is_one_kind = is_one_kind && parameter.options().type_equal(parameters_.front().options());
   }
-  if (has_shards()) {  // what arrives, and a gradient of another layout or of zeros
-    return options_.bucket.count() + largest;
+  if (has_shards()) {  // what is on its way, and a gradient of another layout or of zeros
+    return std::min(options_.bucket.count(), group_->size() * all) + largest;
   }
   const bool fill_in_turn = options_.gradient_as_bucket_view && !options_.find_unused_parameters && is_one_kind;
   return fill_in_turn ? std::min(all, options_.bucket.count() + largest) : all;

@@ -281,6 +281,9 @@ std::function<void()> ProcessGroup::start_all_reduce(const at::Tensor& tensor, R
 }
 
 void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
+  if (tensors.empty()) {
+    return;  // c10d refuses an empty list
+  }
   std::vector<at::Tensor> sent;
   for (const at::Tensor& tensor : tensors) {
     if (!detail::can_be_sent(tensor)) {
