@@ -133,7 +133,7 @@ Trained train_within(snug::Bytes budget) {
   snug::Stepper stepper(
       policy, optimizer,
       {.clip_norm = 0.5, .budget = {.memory = budget}, .accept_update = [](const snug::StepResult& result) {
-         return result.metric("kl") <= kMostKl;
+         return !(result.metric("kl") > kMostKl);
        }});
   std::vector<double> losses;
   for (int64_t i = 0; i < kRollouts; ++i) {
@@ -146,7 +146,7 @@ Trained train_within(snug::Bytes budget) {
           const Scores of = scores(policy, batch);
           return snug::Loss::whole(of.loss).with("kl", of.kl);
         });
-        stops = !result.stepped();
+        stops = result.metric("kl") > kMostKl;
         if (!stops) {
           losses.push_back(result.loss());
         }

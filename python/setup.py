@@ -25,9 +25,9 @@ class CMakeBuild(build_ext):
     def run(self):
         given = os.environ.get("SNUG_BUILD_DIR")
         folder = pathlib.Path(given or self.build_temp).resolve()
-        for program in ("cmake", "ninja"):
+        for program in ("cmake",) if given else ("cmake", "ninja"):
             if shutil.which(program) is None:
-                sys.exit(f"snug: {program} is missing: pip install cmake ninja")
+                sys.exit(f"snug: {program} is not on PATH: pip install cmake ninja, in an environment whose bin is on PATH")
         if not given:
             subprocess.run(["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}",
                             f"-DTorch_DIR={torch.utils.cmake_prefix_path}/Torch", "-DSNUG_BUILD_CLI=OFF", "-DSNUG_BUILD_C=OFF",

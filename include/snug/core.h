@@ -57,12 +57,9 @@ class Bytes {
   /// The nearest whole number of bytes. Exact for whole numbers and results below 8 PiB, which a double holds. Throws
   /// ConfigError unless `factor` is finite and >= 0.
   friend Bytes operator*(Bytes bytes, double factor);
-  friend Bytes operator*(double factor, Bytes bytes) { return bytes * factor; }
   /// The same as the product with the inverse of `divisor`, but rounded once. Throws ConfigError unless `divisor` is
   /// finite and > 0.
   friend Bytes operator/(Bytes bytes, double divisor);
-  /// How many times as much: `peak / plain_peak` is 0.6 for a peak of 60 %.
-  friend double operator/(Bytes a, Bytes b) { return static_cast<double>(a.count_) / static_cast<double>(b.count_); }
 
  private:
   static constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();

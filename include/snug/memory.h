@@ -64,9 +64,11 @@ namespace snug {
 /// means the current device at the construction. Pinned host memory is not counted.
 /// On a device other than the CPU, make and destroy the meter on the thread that trains. On the training thread, a
 /// living meter takes the place of torch's own profiler (c10::DebugInfoKind::PROFILER_STATE), which records nothing
-/// then. report() assigns each tensor to a category by the tensor's role at the time of the call, so call report()
-/// before gradients are dropped. While a meter lives, a custom Function that asks for saved tensors gets copies of the
-/// saved tensors that something else refers to as well. So the Function may return the tensors as gradients.
+/// then. No profile of torch's may begin or end while the meter lives.
+/// report() assigns each tensor to a category by the tensor's role at the time of the call, so call report() before
+/// gradients are dropped.
+/// While a meter lives, a custom Function that asks for saved tensors gets copies of the saved tensors that something
+/// else refers to as well. So the Function may return the tensors as gradients.
 class MemoryMeter {
  public:
   /// Bytes of tensor memory on the meter's device. The categories describe the peak, and add up:

@@ -67,7 +67,8 @@ class Stepper {
   /// docs/budget.md.
   Stepper(std::vector<at::Tensor> parameters, torch::optim::Optimizer& optimizer, StepperOptions options = {})
       : Stepper(std::move(parameters), std::vector<torch::optim::Optimizer*>{&optimizer}, std::move(options)) {}
-  /// For several optimizers, such as one for each tensor. As for a module.
+  /// For several optimizers, such as one for each tensor. As for a module; the Stepper trains all parameters that any
+  /// of the optimizers holds, and `parameters` that none of the optimizers has ever held.
   Stepper(std::vector<at::Tensor> parameters, std::vector<torch::optim::Optimizer*> optimizers,
           StepperOptions options = {});
   ~Stepper();

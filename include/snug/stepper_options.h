@@ -174,7 +174,8 @@ struct StepperOptions {
   /// stepped(), peak_bytes and times are not known yet.
   /// - false: the update is left out, StepResult::stepped() returns false, and the loss scale stays.
   /// - Not asked if loss scaling already leaves the update out.
-  /// - All ranks are asked about the same numbers, and all must give the same answer.
+  /// - All ranks must give the same answer. loss(), grad_norm(), metric(), items and scale() are the same on all ranks;
+  ///   decide on nothing else.
   std::function<bool(const StepResult& result)> accept_update = {};
   /// Measures one more norm a step for GradientNoise: the norm of the first micro-batch, and only of the first for the
   /// reason given at GradientNoise::add. Measured if the batch was split, by hand or by a budget, and the losses'

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from . import _snug
 from ._errors import BudgetExceeded, ConfigError
-from ._memory import MemoryMeter, live_bytes
+from ._memory import live_bytes
 from ._plan import plan
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -71,7 +71,6 @@ class AutoCheckpoint:
         self.plan = None
         self._plans = {}  # by kind of call, by sizes
         self._outside = {}  # by kind of call and sizes: bytes that the loss outside the model takes
-        self._meter = None
         self._hooks = (model.register_forward_pre_hook(self._before, with_kwargs=True),
                        model.register_forward_hook(self._after, always_call=True))
 
@@ -79,13 +78,12 @@ class AutoCheckpoint:
         """Takes the hooks away: the model runs as it did before."""
         for hook in self._hooks:
             hook.remove()
-        self._stop_meter()
 
     def __str__(self) -> str:
         return f"memory_budget {_mib(self.memory_budget)}: " + (str(self.plan) if self.plan else "no step was made yet")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "plan": None, "_plans": {}, "_outside": {}, "_meter": None}
+        return {**vars(self), "plan": None, "_plans": {}, "_outside": {}}
 
     @torch._disable_dynamo  # the hooks; what they run around may be compiled
     def _before(self, model, args, kwargs):
@@ -95,7 +93,6 @@ class AutoCheckpoint:
             return
         if not torch.is_grad_enabled() or not any(p.requires_grad for p in model.parameters()):
             return
-        self._stop_meter()
         _of_thread.call = call = _Call(self, model, args, kwargs)
         try:
             call.planned = self._planned(call)
@@ -177,20 +174,14 @@ class AutoCheckpoint:
         key = call.kind, call.sizes
         if key in self._outside:
             return
-        self._meter = meter = MemoryMeter(device=call.device)
-        meter.__enter__()
+        watch, level = _snug.PeakWatch(str(call.device)), live_bytes(call.device)
 
         def of_outputs(_):
             if key not in self._outside:
-                self._outside[key] = meter.report().peak_bytes
+                self._outside[key] = watch.peak() - level
 
         for tensor in _tensors(outputs):
             tensor.register_hook(of_outputs)
-
-    def _stop_meter(self):
-        if self._meter is not None:
-            self._meter.__exit__()
-            self._meter = None
 
 
 class _LossIsOutside(Exception):

@@ -6,6 +6,7 @@
 
 #include "python/src/bind.h"
 #include "python/src/python_model.h"
+#include "src/memory/peak_watch.h"
 
 namespace snug::python {
 namespace {
@@ -57,6 +58,9 @@ void bind_memory(py::module_& module) {
   py::class_<MemoryLimit>(module, "Limit").def(py::init([](const std::string& device, const py::object& bytes) {
     return std::make_unique<MemoryLimit>(c10::Device(device), bytes_of(bytes));
   }));
+  py::class_<detail::PeakWatch>(module, "PeakWatch")
+      .def(py::init([](const std::string& device) { return std::make_unique<detail::PeakWatch>(c10::Device(device)); }))
+      .def("peak", &detail::PeakWatch::peak);
   module.def("bytes_of", [](const py::object& value) { return bytes_of(value).count(); });
   module.def("live_bytes", [](const std::string& device) { return live_bytes(c10::Device(device)).count(); });
 }

@@ -48,7 +48,8 @@ bool is_interrupt(const std::exception& error) {
     return !of_forward->matches(PyExc_Exception);
   }
   const auto* of_backward = dynamic_cast<const python_error*>(&error);
-  return of_backward != nullptr && PyErr_GivenExceptionMatches(of_backward->type, PyExc_Exception) == 0;
+  return of_backward != nullptr && of_backward->type != nullptr &&
+         PyErr_GivenExceptionMatches(of_backward->type, PyExc_Exception) == 0;
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ void register_device_memory(c10::DeviceType type, std::unique_ptr<DeviceMemory> 
 /// - on the CPU, of all threads;
 /// - elsewhere, of this thread and of this thread's backward passes, through LibTorch's channel for memory profilers
 ///   (c10::DebugInfoKind::PROFILER_STATE). The scope takes the place of a profiler in the channel, which records
-///   nothing meanwhile.
+///   nothing meanwhile, and must not begin or end meanwhile.
 ///
 /// The scope must not be destroyed on another thread.
 class [[nodiscard]] MemoryObservation final {

@@ -1,8 +1,5 @@
 #include "snug/clip.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <map>
 #include <optional>
 #include <string>

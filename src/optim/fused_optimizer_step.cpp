@@ -72,8 +72,8 @@ class FusedOptimizer::Update {
   void stream();
 
   FusedOptimizer& optimizer_;
-  StateOutside* outside_;  // null: the state is on the device
-  int64_t file_end_;       // before the update
+  StateOutside* outside_ = nullptr;  // null: the state is on the device
+  int64_t file_end_ = 0;             // before the update
   bool keeps_room_ = false;
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states_;
   std::vector<Work> works_;
@@ -83,13 +83,18 @@ class FusedOptimizer::Update {
 
 // --- collected
 
-FusedOptimizer::Update::Update(FusedOptimizer& optimizer)
-    : optimizer_(optimizer), outside_(optimizer.outside_.get()), file_end_(outside_ ? outside_->end() : 0) {
+FusedOptimizer::Update::Update(FusedOptimizer& optimizer) : optimizer_(optimizer) {
   if (!optimizer_.half_made_.empty()) {
     throw Error(
         fmt::format("{}.step: an earlier step has stopped midway: {}; go on from a snapshot of model and optimizer",
                     optimizer_.name(), optimizer_.half_made_));
   }
+  auto& outside = optimizer.outside_;
+  if (outside && optimizer.state_.empty() && outside->end() > 0) {  // a new file; state_dict()s show the old file
+    outside = std::make_unique<StateOutside>(outside->placement(), optimizer.state_multiple(), outside->calls());
+  }
+  outside_ = outside.get();
+  file_end_ = outside ? outside->end() : 0;
 }
 
 FusedOptimizer::Update::~Update() {

@@ -1,5 +1,3 @@
-#include <cmath>
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 

@@ -12,6 +12,8 @@
 #include <variant>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
+
 #include "snug/memory.h"
 #include "snug/plan.h"
 #include "snug/state.h"
@@ -371,6 +373,7 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
 
 ProfiledStep detail::profile_step(const std::function<at::Tensor()>& forward_and_loss,
                                   const detail::ProfileOptions& options, EffectJournal& journal, TrialOptions trial) {
+  at::autocast::clear_cache();  // what passes before have cast is no part of the step
   ToProfile step{forward_and_loss, options, journal, trial};
   ProfiledStep found = on_device_of_loss([&](c10::Device device) { return profile_on(device, step); });
   found.profile.link = options.link;

@@ -51,7 +51,6 @@ void run_step(const std::function<at::Tensor()>& forward_and_loss, const std::sh
   std::optional<MemoryLimit> limit(std::in_place, device, level + options.memory);
   EffectJournal::Run effects(journal);
   at::Tensor loss;
-  at::autocast::clear_cache();  // each run casts weights, as a step does
   {
     const PolicyScope saved(tape);
     const OperatorScope operators(*tape);

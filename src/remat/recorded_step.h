@@ -38,7 +38,8 @@ struct PlanningMisuse : ConfigError {
 };
 
 /// Runs a step on a tape that `recorder` listens to. Then `journal` takes back the step's changes, also if the step
-/// throws. Throws
+/// throws. Autocast's cache must be empty before, so that the step casts weights as each step does, and is empty
+/// afterwards. Throws
 /// - OtherDevice;
 /// - ConfigError if the loss is not a scalar with a graph;
 /// - ConfigError if hooks would run that must not run;

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -177,6 +178,7 @@ ActivationPlan detail::plan_activations(plan::Profile profile, const std::functi
 
 ActivationPlan detail::plan_activations(plan::Profile profile, const std::function<at::Tensor()>& forward_and_loss,
                                         Bytes budget, std::optional<plan::Solution> found, EffectJournal& journal) {
+  at::autocast::clear_cache();  // what passes before have cast is no part of the step
   for (int k = 0;; ++k) {
     std::exception_ptr refusal;  // the budget was refused; the smallest budget that the error names is tried instead
     const auto plan_now = [&] {

@@ -26,6 +26,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
 
+#include "snug/autocast.h"
 #include "snug/memory.h"
 #include "snug/offload.h"
 #include "snug/plan.h"
@@ -141,6 +142,7 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
     return;
   }
   take_workspaces(device);
+  Autocast::clear_cache();
   OffloadLink link;
   try {
     link = options.budget.offload ? measure_offload_link(*options.budget.offload, device) : OffloadLink{};

@@ -39,6 +39,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "snug/autocast.h"
 #include "snug/clip.h"
 #include "snug/memory.h"
 #include "src/accumulation/copy_ahead.h"
@@ -316,6 +317,7 @@ class Stepper::Impl {
   // Runs `part` within the budget. Throws nothing.
   Attempt attempt(const std::function<void()>& part) const {
     const Bytes budget = budget_.limit();
+    Autocast::clear_cache();  // what passes before have cast is no part of the step
     try {
       detail::check_budget(budget, device());
       const MemoryLimit limit(device(), budget);
@@ -526,6 +528,7 @@ class Stepper::Impl {
   }
 
   StepResult close_window() {
+    Autocast::clear_cache();  // what the last micro-batch has cast
     budget_.model_place().end();
     auto totals = sum_over_ranks();
     StepResult result = std::exchange(result_, StepResult());

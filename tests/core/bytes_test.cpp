@@ -120,13 +120,11 @@ TEST(Bytes, AddsAndSubtracts) {
 
 TEST(Bytes, IsMultipliedAndDividedByNumbersToTheNearestByte) {
   EXPECT_EQ(Bytes(10) * 0.25, Bytes(3));
-  EXPECT_EQ(0.6 * Bytes(1000), Bytes(600));
   EXPECT_EQ(Bytes(100) * 0.29, Bytes(29)) << "28.999999999999996 in doubles";
   EXPECT_EQ(Bytes(7) * 0, Bytes(0));
   EXPECT_EQ(Bytes(10) / 4, Bytes(3));
   EXPECT_EQ(Bytes(30) / 3, Bytes(10));
   EXPECT_EQ(Bytes(int64_t{1} << 52) * 2, Bytes(int64_t{1} << 53));
-  EXPECT_DOUBLE_EQ(Bytes(3) / Bytes(4), 0.75);
   for (const double factor : {-1.0, std::numeric_limits<double>::quiet_NaN(), HUGE_VAL}) {
     EXPECT_THROW((void)(Bytes(1) * factor), ConfigError) << factor;
     EXPECT_THROW((void)(Bytes(1) / factor), ConfigError) << factor;

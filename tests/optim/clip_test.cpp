@@ -22,8 +22,6 @@ using testing::same_bits;
 using torch::Tensor;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr float kInfF = std::numeric_limits<float>::infinity();
-constexpr float kNanF = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<Tensor> with_gradients(const std::vector<Tensor>& gradients) {
   std::vector<Tensor> parameters;

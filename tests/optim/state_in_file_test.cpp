@@ -130,6 +130,32 @@ TEST_P(StateInFile, AStateDictShowsTheStateOfNowUntilItMovesAndThenStaysAsItIs) 
   }
 }
 
+// As in a loop with a new optimizer each epoch.
+TEST_P(StateInFile, StateThatIsClearedTakesNoRoomAndStaysInEarlierStateDicts) {
+  struct Ends final : detail::SpillCalls {
+    int64_t end = 0;  // of the room that was taken last
+    int posix_fallocate(int of, off_t offset, off_t size) override {
+      end = offset + size;
+      return SpillCalls::posix_fallocate(of, offset, size);
+    }
+  } ends;
+  Training memory(GetParam()), outside(GetParam());
+  outside.optimizer->keep_state_in(file(), ends);
+  for (Training* training : {&memory, &outside}) {
+    training->steps(1, 2);
+  }
+  const int64_t end = ends.end;
+  const StateDict before = outside.optimizer->state_dict();
+  const auto state_before = clones_of(tensors_in(before));
+  for (Training* training : {&memory, &outside}) {
+    training->optimizer->state().clear();
+    training->steps(3, 4);
+  }
+  EXPECT_TRUE(same_bits(outside.all(), memory.all()));
+  EXPECT_EQ(ends.end, end);
+  EXPECT_TRUE(same_bits(tensors_in(before), state_before));
+}
+
 TEST(StateInFileOfAdamW, StaysInTheDirectoryOfTheCallWhereTheProgramGoesToAnother) {
   const TemporaryFolder folder, elsewhere;
   const auto before = std::filesystem::current_path();

@@ -146,6 +146,17 @@ class OnDevice(unittest.TestCase):
         self.assertEqual(peak, plan.peak_bytes)
         self.assertIn("aten::addmm", [event.name for event in profiler.events()])
 
+    def test_profiles_begin_and_end_around_steps_of_auto_checkpoint(self):
+        for steps_before in (0, 1):  # the first step plans, and measures the loss outside of the model
+            with self.subTest(steps_before):
+                model, x, y = problem()
+                snug.auto_checkpoint(model, memory_budget=budget_for(model, x, y))
+                for _ in range(steps_before):
+                    F.mse_loss(model(x), y).backward()
+                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+                    F.mse_loss(model(x), y).backward()
+                self.assertIn("aten::mse_loss", [event.name for event in profiler.events()])
+
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

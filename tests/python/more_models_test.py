@@ -221,13 +221,14 @@ class Comparison:
 
 
 class MoreModels(unittest.TestCase):
-    def test_train_in_half_of_the_peak_or_the_least_with_the_same_bits(self):
+    def test_train_in_half_of_the_peak_with_the_same_bits(self):
         for name in MODELS:
             with self.subTest(name):
                 compared = Comparison(name)
                 self.assertTrue(compared.same_bits())
                 self.assertEqual(compared.peaks[0], compared.plan.peak_bytes)
-                self.assertLess(compared.plan.peak_bytes, compared.plain_peak)
+                self.assertFalse(compared.is_floor)
+                self.assertEqual(compared.plan.deviation, "")
                 self.assertLessEqual(max(compared.peaks), compared.plan.peak_bytes)
 
 

@@ -307,6 +307,38 @@ class Plans(unittest.TestCase):
         self.assertLessEqual(peak, plan.peak_bytes)
         self.assertLess(plan.peak_bytes, plan.plain_peak_bytes)
 
+    def test_keep_to_the_budget_after_an_earlier_pass_in_the_region_of_autocast(self):
+        torch.manual_seed(1)
+        model, x = Mlp(), torch.randn(1024, 64)
+        loss_of = lambda: model(x).float().square().mean()
+        with torch.autocast("cpu", torch.bfloat16):
+            plain = snug.plan(loss_of, "1TiB").peak_bytes
+            level = snug.live_bytes()
+            loss_of()
+            cast = snug.live_bytes() - level
+            self.assertGreater(cast, 0)
+            budget = plain - cast // 2
+            with snug.MemoryMeter() as meter:
+                snug.plan(loss_of, budget)
+        self.assertLessEqual(cast + meter.report().peak_bytes, budget)
+
+    def test_end_where_somebody_interrupts(self):
+        model, loss_of = made("mlp")
+        for budget in ("1TiB", as_small_as(loss_of, 0.5).peak_bytes):
+            calls = []
+
+            def interrupted():
+                calls.append(1)
+                if len(calls) == last:
+                    raise KeyboardInterrupt
+                return loss_of()
+
+            for last in (1, 2):
+                calls.clear()
+                with self.assertRaises(KeyboardInterrupt):
+                    snug.plan(interrupted, budget)
+                self.assertEqual(len(calls), last)
+
     def test_are_as_before_after_a_forward_pass_that_raised(self):
         model, loss_of = made("mlp")
         plain, _ = trained(model, loss_of)

@@ -24,9 +24,12 @@ def main():
         subprocess.run(["rm", "-r", copy], check=True)
         subprocess.run(["tar", "-xf", sdist, "-C", folder], check=True)
         (unpacked,) = pathlib.Path(folder).glob("snug-*/source")
-        subprocess.run(["cmake", "-S", unpacked, "-B", pathlib.Path(folder, "build"), f"-DPython_EXECUTABLE={sys.executable}",
-                        f"-DTorch_DIR={torch.utils.cmake_prefix_path}/Torch", "-DSNUG_BUILD_CLI=OFF", "-DSNUG_BUILD_C=OFF",
-                        "-DSNUG_BUILD_TESTS=OFF", "-DSNUG_BUILD_EXAMPLES=OFF"], check=True, stdout=subprocess.DEVNULL)
+        configure = ["cmake", "-S", unpacked, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}",
+                     f"-DTorch_DIR={torch.utils.cmake_prefix_path}/Torch", "-DSNUG_BUILD_CLI=OFF", "-DSNUG_BUILD_C=OFF",
+                     "-DSNUG_BUILD_PYTHON=REQUIRED", "-DSNUG_BUILD_TESTS=OFF", "-DSNUG_BUILD_EXAMPLES=OFF"]
+        subprocess.run([*configure, "-B", pathlib.Path(folder, "build")], check=True, stdout=subprocess.DEVNULL)
+        refused = subprocess.run([*configure, "-B", pathlib.Path(folder, "refused"), "-DPython_INCLUDE_DIR=/nowhere"], text=True, capture_output=True)
+        assert refused.returncode != 0 and "needs Python's headers" in " ".join(refused.stderr.split()), refused.stderr
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
         subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, sdist], check=True,
                        env={**os.environ, "SNUG_BUILD_DIR": str(build)})

@@ -778,15 +778,53 @@ TEST(LooseParameters, MayChangeTheirSizeInPlaceAndGetAnotherGroup) {
   }
 }
 
+// An Adam for each tensor.
+TEST(LooseParameters, OfSeveralOptimizersAreReplacedWithTheBitsOfAPlainLoop) {
+  struct Run {
+    Scene scene{6};
+    torch::optim::Adam first{{scene.parameters[0]}, 0.01}, second{{scene.parameters[1]}, 0.02};
+
+    void densify() {
+      for (torch::optim::Adam* optimizer : {&first, &second}) {
+        Tensor& held = optimizer->param_groups()[0].params()[0];
+        optimizer->state().erase(held.unsafeGetTensorImpl());
+        held = torch::cat({held.detach(), held.detach() * 1.1}).requires_grad_();
+        scene.parameters[optimizer == &first ? 0 : 1] = held;
+      }
+    }
+  } run, plain;
+  const Batch batch = make_batch(8);
+  Stepper stepper(run.scene.parameters, {&run.first, &run.second});
+  for (int step = 0; step < 4; ++step) {
+    if (step == 2) {
+      run.densify();
+      plain.densify();
+    }
+    stepper.step(batch, [&](const Batch& micro) { return run.scene.loss_of(micro); });
+    plain.first.zero_grad();
+    plain.second.zero_grad();
+    (plain.scene.loss_of(batch).value() / static_cast<double>(batch[1].numel())).backward();
+    plain.first.step();
+    plain.second.step();
+    ASSERT_TRUE(same_bits(clones_of(run.scene.parameters), clones_of(plain.scene.parameters))) << step;
+  }
+}
+
 TEST(LooseParameters, RefuseAnotherOptimizerAndMasters) {
   Scene run(6), other(6);
   torch::optim::SGD optimizer(other.parameters, 0.1);
+  const StepperOptions low{.precision = Precision::BFloat16, .weights = Weights::Low};
+  const std::vector<torch::optim::Optimizer*> one{&optimizer}, none, twice{&optimizer, &optimizer}, null{nullptr};
   EXPECT_THAT(error_of<ConfigError>([&] { Stepper(run.parameters, optimizer); }),
               HasSubstr("holds none of the model's parameters"));
-  EXPECT_THAT(error_of<ConfigError>([&] {
-                Stepper(other.parameters, optimizer, {.precision = Precision::BFloat16, .weights = Weights::Low});
-              }),
-              HasSubstr("needs a module"));
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(run.parameters, one); }),
+              HasSubstr("holds none of the model's parameters"));
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(other.parameters, optimizer, low); }), HasSubstr("needs a module"));
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(other.parameters, one, low); }), HasSubstr("needs a module"));
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(other.parameters, none); }),
+              HasSubstr("none of the model's parameters"));
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(other.parameters, twice); }), HasSubstr("same parameter"));
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(other.parameters, null); }), HasSubstr("null"));
 }
 
 // --- a new optimizer each epoch
