@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ScopeExit.h>
@@ -277,6 +278,7 @@ TEST_F(WeightsOnHostPlace, HasAWindowLaterIfAnotherUserOfTheDeviceTakesTheRoom) 
   go_backward();
   const std::string expected = bits_of(gradients()), weights = bits_of(clones_of(model_->parameters()));
   const int64_t before = live();
+  c10::getDeviceAllocator(device().type())->emptyCache();
   const int64_t limit = sim_device::set_limit(before - 5 * kWeight);  // room for one of the six weights
   EXPECT_FALSE(has_come());
   (void)sim_device::set_limit(limit);
@@ -294,6 +296,10 @@ TEST_F(WeightsOnHostPlace, HasAWindowLaterIfAnotherUserOfTheDeviceTakesTheRoom) 
 }
 
 // --- under a Stepper
+
+// What a plan leaves for small things and for three scalars of each of 16 parameters (StepBudget::own_bytes). The
+// scalars of an update on the CPU take nothing of the device.
+constexpr int64_t kSmallThings = (16 << 10) + 16 * 3 * (512 - 4);
 
 // Above what is alive without the model: less than the weights, which are 1.6 MiB.
 Bytes tight() { return Bytes(live() + 5 * kWeight); }
@@ -327,7 +333,7 @@ TEST_F(WeightsOnHost, LetAModelTrainThatIsLargerThanTheBudget) {
       const StepResult result = run.step(batch);
       const int64_t predicted = run.stepper.plan()->choice.peak_bytes;
       EXPECT_LE(result.peak_bytes, predicted);
-      EXPECT_GT(result.peak_bytes, predicted - (48 << 10)) << "room for scalars, which are not all alive at the peak";
+      EXPECT_GE(result.peak_bytes, predicted - kSmallThings);
       EXPECT_EQ(result.step_downs, 0);
       EXPECT_TRUE(run.model->parameters()[0].grad().is_cpu());
     }
