@@ -9,6 +9,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
+#include <torch/version.h>
 
 #include "snug/core.h"
 #include "snug/state.h"
@@ -18,14 +19,17 @@
 
 namespace snug::detail {
 
-// A private member of LibTorch: LibTorch 2.11 can set, and cannot clear, the mark of a storage that must not be read.
-// An explicit instantiation may name private members, and does not compile if LibTorch renames the member.
+// LibTorch before 2.13 can set, and cannot clear, the mark of a storage that must not be read. The mark is a private
+// member. An explicit instantiation may name private members.
+#define SNUG_CANNOT_CLEAR_MARK (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13)
+#if SNUG_CANNOT_CLEAR_MARK
 constexpr auto mark_of_storage();
 template <auto Member>
 struct MarkOfStorage {
   friend constexpr auto mark_of_storage() { return Member; }
 };
 template struct MarkOfStorage<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+#endif
 
 namespace {
 
@@ -44,7 +48,11 @@ void let_wait(const c10::Stream& stream, const c10::Stream& earlier) {
 
 void set_memory(const c10::Storage& storage, c10::DataPtr memory) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+#if SNUG_CANNOT_CLEAR_MARK
   impl.*mark_of_storage() = false;
+#else
+  impl.clear_data_ptr_access_error_msg_();
+#endif
   impl.set_data_ptr_noswap(std::move(memory));
 }
 
@@ -120,6 +128,7 @@ void HostHome::take_out() {
 
 void HostHome::take_back() {
   const HomeCopies copies;
+  const UnseenByWindows unseen;
   std::vector<c10::DataPtr> memory;
   for (const Weight& weight : weights_) {
     const c10::DeviceGuard guard(weight.storage.device());

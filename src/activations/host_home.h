@@ -33,6 +33,7 @@ class HostHome final : public WeightHome {
   void take_out();
   /// Allocates the window on the device. Throws as an allocation does.
   void open_window(int64_t bytes);
+  bool has_window() const { return window_.defined(); }
   /// All storages must be out. Gives all storages memory of their own again. Throws as an allocation does; then the
   /// storages are as before.
   void take_back();

@@ -48,19 +48,24 @@ void GradientsOutside::collect(const NamedTensors& parameters, const std::option
   const auto files = directory ? std::make_unique<AllocationsInFile>(*directory) : nullptr;
   hooks_ = std::make_unique<GradientHooks>();
   std::unordered_map<const void*, Gradient> before = std::exchange(gradients_, {});
-  for (const auto& [name, parameter] : parameters) {
-    const void* key = parameter.unsafeGetTensorImpl();
-    const auto known = before.find(key);
-    Gradient& gradient = gradients_[key];
-    // The program may hold the gradient of the last step.
-    const bool is_free =
-        known != before.end() && known->second.sum.use_count() == 1 && known->second.sum.storage().use_count() == 1 &&
-        known->second.sum.sizes() == parameter.sizes() && known->second.sum.strides() == parameter.strides() &&
-        known->second.sum.scalar_type() == parameter.scalar_type();
-    gradient.sum = is_free ? std::move(known->second.sum) : room_for(parameter, /*is_pinned=*/!directory);
-    hooks_->set(
-        parameter, [&gradient](const at::Tensor& complete) { add(gradient, complete); },
-        GradientHooks::Runs::InProfilesToo);
+  try {
+    for (const auto& [name, parameter] : parameters) {
+      const void* key = parameter.unsafeGetTensorImpl();
+      const auto known = before.find(key);
+      Gradient& gradient = gradients_[key];
+      // The program may hold the gradient of the last step.
+      const bool is_free =
+          known != before.end() && known->second.sum.use_count() == 1 && known->second.sum.storage().use_count() == 1 &&
+          known->second.sum.sizes() == parameter.sizes() && known->second.sum.strides() == parameter.strides() &&
+          known->second.sum.scalar_type() == parameter.scalar_type();
+      gradient.sum = is_free ? std::move(known->second.sum) : room_for(parameter, /*is_pinned=*/!directory);
+      hooks_->set(
+          parameter, [&gradient](const at::Tensor& complete) { add(gradient, complete); },
+          GradientHooks::Runs::InProfilesToo);
+    }
+  } catch (...) {
+    drop();
+    throw;
   }
 }
 

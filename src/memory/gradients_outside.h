@@ -25,7 +25,7 @@ class GradientsOutside {
   /// From here on, gradients of `parameters` are collected, without those that were collected before. Other parameters
   /// keep no sum. `parameters` must have no gradient hooks. `directory`: of the files; none: gradients go to
   /// page-locked memory. Throws Error if files cannot be made or the host has too little memory, and as an allocation
-  /// does.
+  /// does; then nothing is collected.
   void collect(const NamedTensors& parameters, const std::optional<std::filesystem::path>& directory);
   /// The collected gradients become the gradients of `parameters` (true), or stop being the gradients (false).
   void lend(const NamedTensors& parameters, bool lent);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "src/core/file_memory.h"
-#include "src/core/replaced.h"
 #include "src/memory/operator_mode.h"
 
 namespace snug::detail {
@@ -72,7 +71,7 @@ WeightWindow::~WeightWindow() {
 
 void WeightWindow::let_go() {
   const std::lock_guard lock(mutex_);
-  const Replaced moving(is_moving, true);
+  const UnseenByWindows unseen;
   for (size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
     home_.let_go(i, entry.is_written);
@@ -107,7 +106,7 @@ std::vector<size_t> WeightWindow::begin(const c10::OperatorHandle& op, const tor
   if (operands.empty()) {
     return operands;
   }
-  const Replaced moving(is_moving, true);
+  const UnseenByWindows unseen;
   try {
     for (const size_t number : operands) {
       bring(number);
@@ -123,7 +122,7 @@ std::vector<size_t> WeightWindow::begin(const c10::OperatorHandle& op, const tor
 
 void WeightWindow::end(const std::vector<size_t>& operands) noexcept {
   const std::lock_guard lock(mutex_);
-  const Replaced moving(is_moving, true);
+  const UnseenByWindows unseen;
   finish(operands);
 }
 
@@ -233,6 +232,8 @@ void OperandsInWindow::end() noexcept {
     }
   }
 }
+
+UnseenByWindows::UnseenByWindows() : is_moving_(is_moving, true) {}
 
 void note_written_weight(const at::Tensor& tensor) {
   if (!WeightWindow::exists() || !tensor.has_storage()) {

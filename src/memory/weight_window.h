@@ -26,6 +26,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/Storage.h>
 
+#include "src/core/replaced.h"
 #include "src/memory/cpu_allocator.h"
 
 namespace snug::detail {
@@ -136,6 +137,16 @@ class [[nodiscard]] OperandsInWindow final {
   void end() noexcept;
 
   std::vector<std::pair<WeightWindow*, std::vector<size_t>>> begun_;
+};
+
+/// Hides the operators that this thread calls from all windows, until the end of the scope. Meant for homes, outside of
+/// the calls of a window.
+class [[nodiscard]] UnseenByWindows final {
+ public:
+  UnseenByWindows();
+
+ private:
+  Replaced<bool> is_moving_;
 };
 
 /// Tells windows about code that is no operator and has written to `tensor`.

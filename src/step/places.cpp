@@ -92,7 +92,11 @@ PartInFile ModelPlace::bytes() const {
 }
 
 void ModelPlace::put(Place place) {
-  if (place == this->place() || (place != Place::Memory && !bytes().can_leave())) {
+  if (place == this->place()) {
+    open_window();
+    return;
+  }
+  if (place != Place::Memory && !bytes().can_leave()) {
     return;
   }
   if (place != Place::Memory) {
@@ -134,7 +138,6 @@ void ModelPlace::enter() {
 // leave the device, and leave room for the window. If the window has no room, weights come back. If they have no room
 // either, they stay on the host, and the window is empty.
 void ModelPlace::enter_host() {
-  keep_seam_for_windows();
   std::vector<c10::Storage> all = storages();
   if (all.empty()) {  // the model has lost its large weights
     leave();
@@ -143,6 +146,7 @@ void ModelPlace::enter_host() {
   auto home = std::make_unique<HostHome>(all);
   gradients_.collect(parameters_.accumulated(), directory_of_gradients());
   auto window = std::make_unique<WeightWindow>(all, *home, window_for(all));
+  keep_seam_for_windows();
   if (window_) {
     window_->let_go();
   }
@@ -151,13 +155,20 @@ void ModelPlace::enter_host() {
   on_host_ = std::move(home);
   moved_ = std::move(all);
   try {
-    on_host_->open_window(window_for(moved_));
+    open_window();
   } catch (...) {
     try {
       leave();
     } catch (const std::exception&) {
     }
     throw;
+  }
+}
+
+// No effect if the weights have a window, or are in memory.
+void ModelPlace::open_window() {
+  if (on_host_ && !on_host_->has_window()) {
+    on_host_->open_window(window_for(moved_));
   }
 }
 
@@ -217,6 +228,7 @@ void ModelPlace::begin() {
   };
   if (on_host_) {
     keep_seam_for_windows();
+    open_window();
   }
   const std::vector<c10::Storage> now = storages();
   if (std::equal(now.begin(), now.end(), moved_.begin(), moved_.end(), is_as_before)) {

@@ -56,7 +56,9 @@ class ModelPlace {
   /// The bytes of PartInFile::beside for the window through which weights pass.
   int64_t window_bytes() const { return window_for(storages()); }
   /// No effect if the model is in the place already, or cannot leave. Throws Error if files cannot be made, and as an
-  /// allocation does; place() is then as before. Drops gradients that were collected.
+  /// allocation does; place() is then as before. Exception: if weights have left the device, and another user of the
+  /// device takes the room before the window is allocated, then weights may find no room to come back. place() is then
+  /// Host, without a window until the next put() or begin(). Drops gradients that were collected.
   void put(Place place);
 
   // No effect while the model is in memory:
@@ -79,6 +81,7 @@ class ModelPlace {
   std::optional<std::filesystem::path> directory_of_gradients() const;
   void enter();
   void enter_host();
+  void open_window();
   void leave();
   void move(Place to);
 

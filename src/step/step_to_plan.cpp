@@ -50,7 +50,7 @@ StepMemory StepCounts::memory(Placement placement) const {
     memory.fixed -= std::max<int64_t>(0, state_in_file.saved() - idle_state_bytes);
     memory.workspace = state_in_file.workspace;
   }
-  if (placement.model == Place::File) {
+  if (placement.model != Place::Memory) {
     memory.fixed -= model_in_file.saved();
     memory.gradients = 0;
   }

@@ -84,6 +84,18 @@ at::Tensor zeros_for(const at::Tensor& like) {
   return cpu_tensor(std::move(storage), like);
 }
 
+at::Tensor cpu_tensor_at(void* place, const at::Tensor& like) {
+  return cpu_tensor(
+      c10::Storage(c10::Storage::use_byte_size_t(), like.storage().nbytes(), at::DataPtr(place, c10::DeviceType::CPU),
+                   c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true),
+      like);
+}
+
+// For the making of views, which must not read the memory: the tensor may say that its memory cannot be read.
+at::Tensor cpu_place_of(const at::Tensor& tensor) {
+  return cpu_tensor_at(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get(), tensor);
+}
+
 // The value that a CPU tensor has now, for a task that runs later.
 at::Tensor value_of(const at::Tensor& tensor) {
   at::Tensor copy = zeros_for(tensor);
@@ -171,7 +183,7 @@ class Call {
       }
       arguments.push_back(with_tensors(value, [&](const at::Tensor& tensor) {
         if (is_on_sim(tensor)) {
-          return zeros ? zeros_for(tensor) : cpu_view_of(tensor);
+          return zeros ? zeros_for(tensor) : is_view() ? cpu_place_of(tensor) : cpu_view_of(tensor);
         }
         return later && tensor.defined() ? value_of(tensor) : tensor;
       }));
@@ -246,14 +258,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 }  // namespace
 
-at::Tensor cpu_view_of(const at::Tensor& tensor) {
-  const c10::Storage& storage = tensor.storage();
-  return cpu_tensor(
-      c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                   at::DataPtr(storage.mutable_data(), c10::DeviceType::CPU), c10::GetAllocator(c10::DeviceType::CPU),
-                   /*resizable=*/true),
-      tensor);
-}
+at::Tensor cpu_view_of(const at::Tensor& tensor) { return cpu_tensor_at(tensor.storage().mutable_data(), tensor); }
 
 void read_by_host(c10::Device device) {
   ++reads;
