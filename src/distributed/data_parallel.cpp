@@ -100,6 +100,21 @@ void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers
   }
 }
 
+// Owners, and the bytes that ranks send each other, rest on the memory of parameters. One line for each parameter.
+std::string layouts_of(const DataParallel::NamedTensors& parameters) {
+  std::string text;
+  std::map<const void*, size_t> numbers;  // of storages
+  for (const auto& [name, tensor] : parameters) {
+    if (tensor.layout() == at::kStrided) {
+      const auto number = numbers.emplace(tensor.storage().unsafeGetStorageImpl(), numbers.size()).first->second;
+      text +=
+          fmt::format("\nparameter '{}' with strides [{}] at element {} of memory {}, which has {} bytes", name,
+                      fmt::join(tensor.strides(), ", "), tensor.storage_offset(), number, tensor.storage().nbytes());
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 // Starts the communication of a bucket, and ends the communication when the Reducer asks for the result. The Reducer
@@ -211,7 +226,8 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
                   "reduction = {}, broadcast_buffers = {}, a hook = {}, shard = {}",
                   options_.bucket.count(), options_.gradient_as_bucket_view, options_.find_unused_parameters,
                   options_.static_graph, options_.reduction == Reduction::Mean ? "Mean" : "Sum",
-                  options_.broadcast_buffers, options_.hook != nullptr, static_cast<int>(options_.shard)),
+                  options_.broadcast_buffers, options_.hook != nullptr, static_cast<int>(options_.shard)) +
+          (options_.shard != Shard::None ? layouts_of(parameters) : ""),
       parameters, buffers);
   std::vector<at::Tensor> sent;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -247,6 +263,19 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
     shard_weights();
   }
   group_->broadcast(sent);
+  if (weights_) {  // last: an exception above ends this object without the destructor
+    owners_->written = [this] { note_written(); };
+  }
+}
+
+// As after broadcasts, a graph of before the update is an error on all ranks.
+void DataParallel::Impl::note_written() {
+  weights_->written();
+  for (const auto& [name, parameter] : all_) {
+    if (parameter.requires_grad()) {
+      parameter.unsafeGetTensorImpl()->bump_version();
+    }
+  }
 }
 
 // Weights are sent one by one, because all weights may have no room.
@@ -272,7 +301,6 @@ void DataParallel::Impl::shard_weights() {
           }
         }
       });
-  owners_->written = [this] { weights_->written(); };
 }
 
 void DataParallel::Impl::gather_weights() {
@@ -284,10 +312,8 @@ void DataParallel::Impl::gather_weights() {
 }
 
 void DataParallel::Impl::make_owners() {
-  if (options_.optimizer == nullptr || options_.hook || options_.static_graph) {
-    throw ConfigError(
-        "DataParallel: shard needs the model's ShardedOptimizer as `optimizer`, and goes with neither hook nor "
-        "static_graph");
+  if (options_.hook || options_.static_graph) {
+    throw ConfigError("DataParallel: shard goes with neither hook nor static_graph; leave them out");
   }
   for (const auto& [name, parameter] : all_) {
     if (!parameter.is_cpu()) {
@@ -295,8 +321,55 @@ void DataParallel::Impl::make_owners() {
                                     name, parameter.device().str()));
     }
   }
+  check_optimizer();
   owners_ = std::make_shared<detail::Owners>(all_, group_->size());
-  options_.optimizer->follow(owners_, *group_);
+  options_.optimizer->follow(owners_);
+}
+
+// Throws on all ranks, and the same text, if the optimizer of one rank cannot follow.
+void DataParallel::Impl::check_optimizer() const {
+  enum Reason : int64_t { kNone, kNull, kOther, kFollows, kLacks };  // kLacks + i: the optimizer lacks all_[i]
+  const ShardedOptimizer* optimizer = options_.optimizer;
+  int64_t reason = kNone;
+  if (optimizer == nullptr) {
+    reason = kNull;
+  } else if (!optimizer->is_over(*group_) || optimizer->has_state()) {
+    reason = kOther;
+  } else if (optimizer->follows_another()) {
+    reason = kFollows;
+  } else {
+    std::unordered_set<const c10::TensorImpl*> updated;
+    for (const auto& group : optimizer->param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {
+        updated.insert(parameter.unsafeGetTensorImpl());
+      }
+    }
+    for (size_t i = 0; i < all_.size() && reason == kNone; ++i) {
+      if (all_[i].second.requires_grad() && !updated.contains(all_[i].second.unsafeGetTensorImpl())) {
+        reason = kLacks + static_cast<int64_t>(i);
+      }
+    }
+  }
+  detail::all_reduce(*group_, {&reason, 1}, ReduceOp::Max);
+  switch (reason) {
+    case kNone:
+      return;
+    case kNull:
+      throw ConfigError("DataParallel: shard needs the model's ShardedOptimizer as `optimizer`, on every rank");
+    case kOther:
+      throw ConfigError(
+          "DataParallel: the optimizer of the shards is over another process group, or has a state already, perhaps on "
+          "another rank only; make the DataParallel before the first step, and before a state is loaded");
+    case kFollows:
+      throw ConfigError(
+          "DataParallel: the optimizer of the shards already follows another DataParallel; give each DataParallel with "
+          "shards an optimizer of its own");
+    default:
+      throw ConfigError(fmt::format(
+          "DataParallel: the optimizer of the shards lacks the trained parameter '{}'; one optimizer must update all "
+          "trained parameters of the model, because their gradients are on one rank each",
+          all_[static_cast<size_t>(reason - kLacks)].first));
+  }
 }
 
 void DataParallel::Impl::check_same_model(const char* where) const {
@@ -568,9 +641,7 @@ void DataParallel::Impl::enter_backward(bool forward_was_quiet, const torch::aut
     is_prepared_ = false;
     std::fill(has_gradient_.begin(), has_gradient_.end(), uint8_t{0});
     if (shards_) {
-      shards_->begin(used_in_this_pass(), divides() ? group_->size() : 1);
-      busy_before_ = group_->impl().busy->seconds();
-      waited_before_ = shards_->seconds_waited();
+      begin_shards(used_in_this_pass());
     } else {
       hook_->reset();
       reducer_->prepare_for_forward();  // counts steps, for the Reducer's statistics
@@ -622,16 +693,32 @@ void DataParallel::Impl::end_backward() {
     check_all_have_gradients();
   }
   if (shards_) {
-    shards_->finish(options_.find_unused_parameters);
-    time_.total += group_->impl().busy->seconds() - busy_before_;
-    time_.waited += shards_->seconds_waited() - waited_before_;
-    note_reduced();
+    finish_shards(/*counts_all=*/false);
     return;
   }
   torch::autograd::Engine::get_default_engine().queue_callback([this] {
     let_go_of_views();
     note_reduced();
   });
+}
+
+void DataParallel::Impl::begin_shards(const std::vector<bool>& is_used) {
+  shards_->begin(is_used, divides() ? group_->size() : 1);
+  busy_before_ = group_->impl().busy->seconds();
+  waited_before_ = shards_->seconds_waited();
+}
+
+void DataParallel::Impl::finish_shards(bool counts_all) {
+  shards_->finish(options_.find_unused_parameters, counts_all);
+  time_.total += group_->impl().busy->seconds() - busy_before_;
+  time_.waited += shards_->seconds_waited() - waited_before_;
+  note_reduced();
+}
+
+// Makes zeros one by one. A backward pass from Join::nothing() would make zeros of the whole model at once.
+void DataParallel::Impl::send_shards_of_nothing() {
+  begin_shards(std::vector<bool>(parameters_.size(), false));
+  finish_shards(/*counts_all=*/true);
 }
 
 void DataParallel::Impl::note_reduced() {
@@ -704,10 +791,10 @@ void DataParallel::Impl::begin_step() {
   if (hook_ != nullptr) {
     hook_->reset();
   }
-  if (shards_) {
+  synchronize();
+  if (shards_) {  // later: synchronize() reads the order of the last pass, which begin() forgets
     shards_->begin(std::vector<bool>(parameters_.size(), true), /*divisor=*/1);
   }
-  synchronize();
   is_step_begun_ = true;
 }
 
@@ -773,15 +860,24 @@ void DataParallel::Impl::start_over() {
   take_trained();
 }
 
-at::Tensor DataParallel::Impl::clip(const std::vector<at::Tensor>& parameters, double max_norm) {
+at::Tensor DataParallel::Impl::clip(const std::vector<at::Tensor>& parameters, double max_norm,
+                                    const std::function<void()>& before_sending) {
   if (!has_shards()) {
     return max_norm > 0 ? snug::clip_grad_norm_(parameters, max_norm) : grad_norm(parameters);
   }
   const auto counts_here = [this](const at::Tensor& parameter) {
     return (sends(parameter) ? owners_->of(parameter) : 0) == group_->rank();
   };
-  return detail::clip_over_ranks(parameters, max_norm, counts_here,
-                                 [this](const at::Tensor& numbers) { group_->all_reduce(numbers); });
+  return detail::clip_over_ranks(parameters, max_norm, counts_here, [&](const at::Tensor& numbers) {
+    if (before_sending) {
+      before_sending();
+    }
+    group_->all_reduce(numbers);
+  });
+}
+
+const torch::optim::Optimizer* DataParallel::Impl::optimizer_of_shards() const {
+  return has_shards() ? options_.optimizer : nullptr;
 }
 
 void DataParallel::Impl::check_replicas() const {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_set>
@@ -74,7 +75,11 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   bool has_weight_shards() const { return weights_ != nullptr; }
   bool has_shards() const { return owners_ != nullptr; }
   /// The norm of the gradients of `parameters`, of all ranks; above 0, `max_norm` limits the norm.
-  at::Tensor clip(const std::vector<at::Tensor>& parameters, double max_norm);
+  /// `before_sending`: called when the memory for the norm is allocated, if ranks exchange norms.
+  at::Tensor clip(const std::vector<at::Tensor>& parameters, double max_norm,
+                  const std::function<void()>& before_sending = {});
+  /// The only optimizer that may update the model; null without shards.
+  const torch::optim::Optimizer* optimizer_of_shards() const;
 
   /// Finds the parameters that are trained now, and returns whether the set has changed. A changed set is sent in other
   /// buckets. The call itself sends nothing.
@@ -95,6 +100,9 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   /// Call send_zeros() if this rank's step has failed before or while the step's gradients were sent. Takes part in the
   /// remaining communication of the other ranks, with zeros.
   void send_zeros();
+  /// With shards, for a rank without a pass that sends: sends the gradients of quiet passes, and zeros for the rest.
+  /// All parameters count as used.
+  void send_shards_of_nothing();
   /// Returns to the state after the constructor. All ranks must call start_over(), or no rank.
   void start_over();
 
@@ -105,11 +113,15 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
 
   void make_hooks();
   void make_owners();
+  void check_optimizer() const;
   void shard_weights();
+  void note_written();
   void make_reducer();
   void make_shards();
   bool can_send() const { return reducer_ != nullptr || shards_ != nullptr; }
   std::vector<bool> used_in_this_pass() const;
+  void begin_shards(const std::vector<bool>& is_used);
+  void finish_shards(bool counts_all);
   void drop_reducer();
   void check_trained();
   bool divides() const { return options_.reduction == Reduction::Mean && !is_step_begun_; }

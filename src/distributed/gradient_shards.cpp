@@ -224,9 +224,12 @@ void GradientShards::finish_first() {
   waited_ += seconds_since(begin);
 }
 
-void GradientShards::finish(bool may_be_unused) {
+void GradientShards::finish(bool may_be_unused, bool counts_all) {
   std::ranges::fill(is_ready_, uint8_t{1});
   start_ready();
+  if (counts_all) {
+    std::ranges::fill(has_gradient_, uint8_t{1});
+  }
   finish_all(may_be_unused);
   takes_order_ = !has_order_;
 }

@@ -41,8 +41,9 @@ class GradientShards final {
   /// soon, besides the parameter's.
   void complete(size_t index, size_t references);
   /// Ends the pass: sends what is left. When finish() returns, the owners have all sums, and no other rank has a
-  /// gradient. `may_be_unused`: a parameter that no rank has used has no gradient afterwards.
-  void finish(bool may_be_unused);
+  /// gradient. `may_be_unused`: a parameter that no rank has used has no gradient afterwards. `counts_all`:
+  /// this rank counts as one that has used all parameters.
+  void finish(bool may_be_unused, bool counts_all);
   /// Ends the pass of a rank that has failed. The rank sends zeros in the place of gradients not sent yet.
   void finish_with_zeros(bool may_be_unused);
 

@@ -69,7 +69,9 @@ RankedStep::RankedStep(DataParallel& parallel, const std::vector<at::Tensor>& of
 
 int64_t RankedStep::rank() const { return parallel_.group().rank(); }
 int64_t RankedStep::size() const { return parallel_.group().size(); }
-bool RankedStep::has_all_gradients() const { return !parallel_.impl().has_shards(); }
+const torch::optim::Optimizer* RankedStep::optimizer_of_shards() const {
+  return parallel_.impl().optimizer_of_shards();
+}
 bool RankedStep::are(const ProcessGroup* group) const { return group == &parallel_.group(); }
 
 std::shared_ptr<void> RankedStep::rehearse() const {
@@ -332,10 +334,7 @@ void RankedStep::sum(double& items, at::Tensor& sums, std::vector<std::string>& 
 }
 
 at::Tensor RankedStep::clip(const std::vector<at::Tensor>& updated, double max_norm) {
-  if (parallel_.impl().has_shards()) {
-    talk(Talk::Norm, {});
-  }
-  return parallel_.impl().clip(updated, max_norm);
+  return parallel_.impl().clip(updated, max_norm, [this] { talk(Talk::Norm, {}); });
 }
 
 void RankedStep::confirm_writing() {
@@ -406,7 +405,9 @@ std::shared_ptr<void> RankedStep::quiet_unless(bool is_last) {
 }
 
 void RankedStep::send_the_rest(const NamedTensors& all) {
-  if (!has_masters_ && !parallel_.impl().is_reduced()) {
+  if (!has_masters_ && !parallel_.impl().is_reduced() && parallel_.impl().has_shards()) {
+    parallel_.impl().send_shards_of_nothing();
+  } else if (!has_masters_ && !parallel_.impl().is_reduced()) {
     // Sends the gradients of quiet micro-batches too.
     const Join join(parallel_.impl().shared_group(), parallel_.impl().parameters());
     parallel_.forward([&] { return join.nothing(); }).backward();

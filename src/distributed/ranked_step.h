@@ -26,7 +26,7 @@ class RankedStep final : public StepRanks {
   bool is_alone() const override { return false; }
   int64_t rank() const override;
   int64_t size() const override;
-  bool has_all_gradients() const override;
+  const torch::optim::Optimizer* optimizer_of_shards() const override;
   bool are(const ProcessGroup* group) const override;
   std::shared_ptr<void> rehearse() const override;
   int64_t bucket_bytes() const override;

@@ -1,6 +1,7 @@
 #include "snug/distributed/sharded_optimizer.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <functional>
 #include <numeric>
@@ -78,6 +79,7 @@ class ShardedOptimizer::Impl {
   void take_new_parameters(const std::vector<OptimizerParamGroup>& groups);
   void lend_gradients() const;
   bool is_well_on_all_ranks(bool is_well) const;
+  void check_agreed(const at::Tensor& infinity) const;
   void gather() const;
   int64_t gathering_bytes() const;
   std::vector<at::Tensor> pieces_of(int rank, bool all = true) const;
@@ -259,6 +261,18 @@ bool ShardedOptimizer::Impl::is_well_on_all_ranks(bool is_well) const {
   return failed == 0;
 }
 
+// Throws ConfigError, on all ranks, if only some ranks have found an infinity: each rank sees its own gradients.
+void ShardedOptimizer::Impl::check_agreed(const at::Tensor& infinity) const {
+  const int64_t found = infinity.item<double>() != 0 ? 1 : 0;
+  std::array<int64_t, 2> any{found, 1 - found};  // whether any rank has found one, and whether any rank has found none
+  detail::all_reduce(*group, any, ReduceOp::Max);
+  if (any[0] + any[1] > 1) {
+    throw ConfigError(
+        "ShardedOptimizer.step: only some ranks have found infinite gradients, because no rank has all gradients in "
+        "shards; set GradScaler::agree_by, so that all ranks decide alike");
+  }
+}
+
 void ShardedOptimizer::Impl::gather() const {
   const bool are_sent = !owners || !owners->written;
   if (!are_sent) {
@@ -317,12 +331,11 @@ void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerPara
   *this = std::move(next);
 }
 
-void ShardedOptimizer::follow(std::shared_ptr<const detail::Owners> owners, const ProcessGroup& group) {
-  if (&group != impl_->group.get() || impl_->has_state()) {
-    throw ConfigError(
-        "DataParallel: the optimizer of the shards is over another process group, or has a state already; make the "
-        "DataParallel before the first step, and before a state is loaded");
-  }
+bool ShardedOptimizer::is_over(const ProcessGroup& group) const { return &group == impl_->group.get(); }
+bool ShardedOptimizer::has_state() const { return impl_->has_state(); }
+bool ShardedOptimizer::follows_another() const { return impl_->owners && impl_->owners.use_count() > 1; }
+
+void ShardedOptimizer::follow(std::shared_ptr<const detail::Owners> owners) {
   impl_->take_new_parameters(param_groups_);
   impl_->owners = std::move(owners);
   impl_->cut();
@@ -346,6 +359,9 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
   const at::Tensor grad_scale = std::exchange(impl_->grad_scale, {});
   const at::Tensor found_inf = std::exchange(impl_->found_inf, {});
   bool has_told = hook != nullptr;
+  if (impl_->owners && found_inf.defined() && !hook) {  // a Stepper's ranks have agreed
+    impl_->check_agreed(found_inf);
+  }
   const auto tell = [&] {
     has_told = true;
     if (!impl_->is_well_on_all_ranks(true)) {

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 
+#include "snug/core.h"
 #include "src/core/file_memory.h"
 #include "src/distributed/process_group_impl.h"
 
@@ -41,7 +43,10 @@ int64_t window_for(const std::vector<c10::Storage>& storages, int64_t window) {
 
 WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
                            const std::function<void(size_t number)>& send_first)
-    : group_(group), weights_(std::move(weights)), waits_(static_cast<size_t>(group.size())) {
+    : group_(group),
+      weights_(std::move(weights)),
+      requests_(static_cast<size_t>(group.size())),
+      waits_(static_cast<size_t>(group.size())) {
   std::vector<c10::Storage> storages;
   for (size_t i = 0; i < weights_.size(); ++i) {
     const Weight& weight = weights_[i];
@@ -59,18 +64,27 @@ WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int
   }
   ProcessGroup::Impl& impl = group_.impl();
   backend_ = impl.attempt("shard the weights", [&] { return impl.make_another_backend(); });
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    if (rank != group_.rank()) {
-      threads_.emplace_back([this, rank] { answer(rank); });
-    }
-  }
   seam_.emplace();
   const int64_t bytes = window_for(storages, window);
   window_.emplace(std::move(storages), static_cast<WeightHome&>(*this), bytes);
+  try {  // last: the destructor does not run after an exception
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      if (rank != group_.rank()) {
+        threads_.emplace_back([this, rank] { answer(rank); });
+      }
+    }
+  } catch (...) {
+    end_threads();
+    throw;
+  }
 }
 
 WeightShards::~WeightShards() {
   window_.reset();
+  end_threads();
+}
+
+void WeightShards::end_threads() noexcept {
   is_over_ = true;
   {
     const std::lock_guard lock(mutex_);
@@ -93,21 +107,44 @@ void WeightShards::written() {
 }
 
 void WeightShards::bring_all() {
+  if (window_) {
+    window_->let_go();
+  }
+  std::vector<c10::DataPtr> memory;
+  std::exception_ptr failure;
+  try {
+    for (const size_t number : elsewhere_) {
+      memory.push_back(c10::GetCPUAllocator()->allocate(weights_[number].storage.nbytes()));
+    }
+  } catch (...) {
+    failure = std::current_exception();
+    memory.clear();
+  }
+  int64_t failed = failure ? 1 : 0;
+  all_reduce(group_, {&failed, 1}, ReduceOp::Max);
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  if (failed != 0) {
+    throw Error(
+        "DataParallel.gather_weights: another rank has no memory for all weights, so all weights stay in shards");
+  }
   window_.reset();
   for (size_t i = 0; i < elsewhere_.size(); ++i) {
-    if (weights_[elsewhere_[i]].storage.data() == nullptr) {
-      bring(i);
-    }
+    bring_into(i, std::move(memory[i]));
   }
   group_.barrier();  // no rank needs an answer any more
 }
 
 void WeightShards::bring(size_t number) {
+  bring_into(number, c10::GetCPUAllocator()->allocate(weights_[elsewhere_[number]].storage.nbytes()));
+}
+
+void WeightShards::bring_into(size_t number, c10::DataPtr memory) {
   const Weight& weight = weights_[elsewhere_[number]];
   if (weight.storage.nbytes() == 0) {
     return;
   }
-  c10::DataPtr memory = c10::GetCPUAllocator()->allocate(weight.storage.nbytes());
   group_.impl().named("bring a weight", [&] {
     auto request = static_cast<int64_t>(elsewhere_[number]);
     const auto arrives =
@@ -125,7 +162,7 @@ void WeightShards::let_go(size_t number, bool /*is_written*/) { release(weights_
 void WeightShards::answer(int rank) noexcept {
   try {
     for (;;) {
-      int64_t request = -1;
+      int64_t& request = requests_[static_cast<size_t>(rank)];
       const auto arrives = start_receive(*backend_, as_tensor(request), rank, kRequest);
       {
         const std::lock_guard lock(mutex_);

@@ -50,17 +50,21 @@ class WeightShards final : private WeightHome {
   /// Called on all ranks when this rank has written its weights. When the call returns, all ranks have written, and
   /// this rank has none of the old values.
   void written();
-  /// All weights come back into the memory of all ranks, and stay. Called on all ranks, before the end.
+  /// All weights come back into the memory of all ranks, and stay. Called on all ranks, before the end. Throws on all
+  /// ranks, and changes nothing, if a rank has no memory for all weights.
   void bring_all();
 
  private:
   void bring(size_t number) override;
   void let_go(size_t number, bool is_written) override;
+  void bring_into(size_t number, c10::DataPtr memory);
   void answer(int rank) noexcept;
+  void end_threads() noexcept;
 
   ProcessGroup& group_;
   std::vector<Weight> weights_;
   std::vector<size_t> elsewhere_;  // numbers of the weights of other ranks; the window's numbers are places here
+  std::vector<int64_t> requests_;  // of each rank; ends after the backend, which may still receive into it
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::optional<OperatorSeam> seam_;
   std::optional<WeightWindow> window_;

@@ -62,8 +62,9 @@ class StepRanks {
   /// This rank, from 0, and the number of ranks.
   virtual int64_t rank() const { return 0; }
   virtual int64_t size() const { return 1; }
-  /// Whether each rank has the sums of all gradients before an update.
-  virtual bool has_all_gradients() const { return true; }
+  /// Null: each rank has the sums of all gradients before an update. Otherwise the gradients are in shards, and only
+  /// this optimizer can update the model.
+  virtual const torch::optim::Optimizer* optimizer_of_shards() const { return nullptr; }
   /// Whether the ranks of `group` are these ranks: rehearse() silences such a group.
   virtual bool are(const ProcessGroup* /*group*/) const { return false; }
 

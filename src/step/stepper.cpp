@@ -93,7 +93,13 @@ class Stepper::Impl {
           "Stepper: one of several optimizers is over several ranks, and could update alone where another one fails; "
           "give data_parallel, and only optimizers that allocate before they write (before_writing), as snug's do");
     }
-    if (!ranks_->has_all_gradients() && (options_.weights == Weights::Low || precision_.regions() != nullptr)) {
+    const torch::optim::Optimizer* of_shards = ranks_->optimizer_of_shards();
+    if (of_shards != nullptr && of_shards != &optimizer_) {
+      throw ConfigError(
+          "Stepper: the gradients of data_parallel are in shards, which only the optimizer in its options can update; "
+          "give that optimizer, and no other");
+    }
+    if (of_shards != nullptr && (options_.weights == Weights::Low || precision_.regions() != nullptr)) {
       throw ConfigError(
           "Stepper: weights = Low and the guard of a 16-bit precision look at the sums of all gradients, which no rank "
           "has with shards in data_parallel; leave them out (sixteen_bit.guard.patience = 0), or the shards");

@@ -29,8 +29,11 @@ class Owners;
 
 namespace snug {
 
+class DataParallel;
+
 /// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stage 1.
-/// - Gradients must be whole and the same on all ranks, as after DataParallel.
+/// - Gradients must be whole and the same on all ranks, as after DataParallel. With DataParallelOptions::shard, each
+///   gradient is on the parameter's owner only.
 /// - Parameters are divided by bytes. If the optimizer works element by element, a tensor may be cut, and the result
 ///   has the same bits as without sharding.
 /// - The parameters trained at construction are divided evenly among the ranks, and so are the frozen parameters.
@@ -55,7 +58,8 @@ class ShardedOptimizer final : public torch::optim::Optimizer,
                    Factory make);
   ~ShardedOptimizer() override;
 
-  /// Updates this rank's share and gathers the shares of the other ranks. If a rank fails, the failed rank throws as
+  /// Updates this rank's share and gathers the shares of the other ranks, except weights in shards (Shard::Weights). If
+  /// a rank fails, the failed rank throws as
   /// FusedOptimizer::step does, the other ranks throw Error, and no rank has changed anything. Throws DistributedError
   /// if a rank is lost.
   at::Tensor step(LossClosure closure = nullptr) override;
@@ -90,9 +94,6 @@ class ShardedOptimizer final : public torch::optim::Optimizer,
   bool agrees_across_ranks() const override { return true; }
   /// Takes the types that the factory's optimizer takes.
   bool takes(at::ScalarType dtype) const override;
-  /// For snug's own use: the parameters in `owners` stay whole, each on the parameter's owner. Throws ConfigError if
-  /// the optimizer has a state, or is over another group.
-  void follow(std::shared_ptr<const detail::Owners> owners, const ProcessGroup& group);
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -101,6 +102,13 @@ class ShardedOptimizer final : public torch::optim::Optimizer,
   explicit ShardedOptimizer(std::unique_ptr<Impl> impl);
   void update_own(const at::Tensor& grad_scale, const at::Tensor& found_inf,
                   const std::function<void()>& before_writing);
+
+  friend class DataParallel;
+  bool is_over(const ProcessGroup& group) const;
+  bool has_state() const;
+  bool follows_another() const;
+  /// The parameters in `owners` stay whole, each on the parameter's owner. The optimizer must have no state.
+  void follow(std::shared_ptr<const detail::Owners> owners);
 
   std::unique_ptr<Impl> impl_;
 };
