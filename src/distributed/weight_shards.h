@@ -2,7 +2,7 @@
 // WeightShards: weights that are on one rank each. Before an operator takes a weight of another rank, the operator seam
 // (operator_mode.h) brings the weight into this rank's window (WeightWindow); later the window forgets the weight.
 //
-// Problem: ranks use weights in different orders, and at different times: a planning rank makes passes alone, and a
+// Problem: ranks use weights in different orders, and at different times, and a
 // parameter may be used by some ranks only.
 // Options: collective operations, for which all ranks must bring the same weights in the same order, or requests.
 // Choice: requests. Each rank has a thread for each other rank, which answers with the memory of a weight. Requests and

@@ -332,6 +332,36 @@ TEST(Shards, RefuseWhatCannotWork) {
   });
 }
 
+TEST(Shards, RefuseAnOptimizerThatCannotUpdateTheModelOnAllRanks) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_model();
+    ShardedOptimizer all(model->parameters(), group, kAdamW), lacking({model->parameters()[0]}, group, kAdamW);
+    const auto error_with = [&](ShardedOptimizer* optimizer) {
+      return error_of<ConfigError>([&] {
+        DataParallel(model, group, {.shard = Shard::Gradients, .optimizer = optimizer});
+      });
+    };
+    EXPECT_THAT(error_with(group->rank() == 1 ? nullptr : &all), HasSubstr("on every rank"));
+    EXPECT_THAT(error_with(&lacking), HasSubstr("lacks the trained parameter"));
+    DataParallel ddp(model, group, {.shard = Shard::Gradients, .optimizer = &all});
+    EXPECT_THAT(error_with(&all), HasSubstr("already follows another"));
+    AdamW other(model->parameters(), AdamWOptions{});
+    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, other, {.ranks = {.data_parallel = &ddp}}); }),
+                HasSubstr("give that optimizer"));
+  });
+}
+
+TEST(ShardedWeights, HaveNewVersionsOnAllRanksAfterAnUpdate) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    OddRun run(group, {.shard = Shard::Weights});
+    const auto before = run.model->transposed._version();
+    run.train(1);
+    EXPECT_GT(run.model->transposed._version(), before);
+  });
+}
+
 struct StepperRun {
   StepperRun(const std::shared_ptr<ProcessGroup>& with, Shard shard, StepperOptions options = {}) : group(with) {
     optimizer.emplace(model->parameters(), group, kAdamW);

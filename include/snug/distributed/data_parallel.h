@@ -181,7 +181,9 @@ class DataParallel final : public detail::TrainingRanks {
   ///   these parameters);
   /// - no parameter has gradients;
   /// - a parameter or buffer cannot be sent, because the tensor is sparse or quantized;
-  /// - shards are asked for without an optimizer over the same group, or with an optimizer that has a state already.
+  /// - shards are asked for without an optimizer over the same group, or with an optimizer that has a state already,
+  ///   lacks a trained parameter, or follows another DataParallel;
+  /// - shards are asked for, and the memory layout of a parameter differs.
   template <class M>
   DataParallel(M& model, std::shared_ptr<ProcessGroup> group, DataParallelOptions options = {})
       : DataParallel(named(model->named_parameters()), named(model->named_buffers()), std::move(group),
