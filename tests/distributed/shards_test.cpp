@@ -338,9 +338,8 @@ TEST(Shards, RefuseAnOptimizerThatCannotUpdateTheModelOnAllRanks) {
     auto model = tiny_model();
     ShardedOptimizer all(model->parameters(), group, kAdamW), lacking({model->parameters()[0]}, group, kAdamW);
     const auto error_with = [&](ShardedOptimizer* optimizer) {
-      return error_of<ConfigError>([&] {
-        DataParallel(model, group, {.shard = Shard::Gradients, .optimizer = optimizer});
-      });
+      return error_of<ConfigError>(
+          [&] { DataParallel(model, group, {.shard = Shard::Gradients, .optimizer = optimizer}); });
     };
     EXPECT_THAT(error_with(group->rank() == 1 ? nullptr : &all), HasSubstr("on every rank"));
     EXPECT_THAT(error_with(&lacking), HasSubstr("lacks the trained parameter"));
