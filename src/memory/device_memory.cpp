@@ -95,12 +95,6 @@ void DeviceMemory::apply(const Limits& limits, c10::Device device) {
   }
 }
 
-int64_t DeviceMemory::room(c10::Device device) {
-  const std::lock_guard lock(mutex_);
-  const int64_t most = limits_[device.index()].smallest();
-  return most == kNoLimit ? kNoLimit : most - live(device);
-}
-
 void DeviceMemory::add_limit(c10::Device device, int64_t bytes) {
   const std::lock_guard lock(mutex_);
   Limits& limits = limits_[device.index()];

@@ -59,8 +59,6 @@ class DeviceMemory {
   void add_limit(c10::Device device, int64_t bytes);
   /// Removes one cap of `bytes`, which must have been added.
   void remove_limit(c10::Device device, int64_t bytes) noexcept;
-  /// The bytes that may be allocated under the smallest cap; kNoLimit: without a cap.
-  int64_t room(c10::Device device);
   /// While paused, caps of exactly `bytes` are off.
   void pause_limit(c10::Device device, int64_t bytes);
   void resume_limit(c10::Device device, int64_t bytes) noexcept;

@@ -18,7 +18,6 @@
 #include "snug/plan.h"
 #include "snug/state.h"
 #include "src/memory/device.h"
-#include "src/memory/device_memory.h"
 #include "src/planner/extrapolate.h"
 #include "src/planner/solver.h"
 #include "src/remat/activation_plan.h"
@@ -39,9 +38,7 @@
 // 2. If plain training does not fit, run a forward pass alone, which keeps next to nothing. The pass shows the
 //    operators and the saved tensors. Guess that backward asks for the saved tensors in about the reverse order, node
 //    by node.
-// 3. Run under frugal plans for the guess, each more frugal than the plan before, until a run fits. A plan that does
-// not
-//    fit by the guess itself is left out.
+// 3. Run under frugal plans for the guess, each more frugal than the plan before, until a run fits.
 // 4. If the most frugal plan fails too, the failed run has shown what backward takes up to the failure. Plan again, as
 //    frugally as possible, with the new facts.
 //
@@ -217,8 +214,7 @@ void add_rest_of_backward(plan::Profile& profile, const std::vector<std::pair<in
 class FrugalSchedules {
  public:
   FrugalSchedules(ToProfile& step, c10::Device device)
-      : room_(std::min(step.options.memory.count(), detail::device_memory(device.type()).room(device))),
-        known_writes_(step.written_in_backward.size()),
+      : known_writes_(step.written_in_backward.size()),
         store_(step.options.link.is_open() ? detail::make_offload_store(step.options.link) : nullptr),
         simulator_(guess(step, device, store_)),
         solver_(simulator_, kQuickSearch),
@@ -230,17 +226,14 @@ class FrugalSchedules {
   /// nullptr: no schedule is left.
   Schedule next(ToProfile& step) {
     constexpr std::array<int64_t, 3> kQuarters = {8, 5, 4};  // of the smallest peak; a plan with more bytes runs faster
-    const auto bytes = [&] { return smallest_ / 4 * kQuarters[tried_] + smallest_ % 4; };
-    while (tried_ < kQuarters.size() && bytes() > room_) {
-      ++tried_;
+    const size_t k = tried_++;
+    if (k > kQuarters.size()) {
+      return step.trial.persists && k < kMostTries ? next_after_failure(step) : nullptr;
     }
-    if (tried_ > kQuarters.size()) {
-      return step.trial.persists && tried_++ < kMostTries ? next_after_failure(step) : nullptr;
-    }
-    const plan::Solution plan =
-        tried_ == kQuarters.size() ? smallest(step) : std::get<plan::Solution>(solver_.solve(bytes()));
-    ++tried_;
-    return schedule_of(simulator_, plan);
+    return schedule_of(simulator_,
+                       k == kQuarters.size()
+                           ? smallest(step)
+                           : std::get<plan::Solution>(solver_.solve(smallest_ / 4 * kQuarters[k] + smallest_ % 4)));
   }
 
  private:
@@ -302,7 +295,6 @@ class FrugalSchedules {
     return profile;
   }
 
-  int64_t room_;                                 // bytes that the step may take
   size_t known_writes_;                          // in backward
   std::shared_ptr<detail::OffloadStore> store_;  // null: nothing may be offloaded
   plan::Simulator simulator_;
