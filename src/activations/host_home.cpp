@@ -8,13 +8,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
 #include <torch/version.h>
 
-#include "snug/core.h"
-#include "snug/state.h"
 #include "src/activations/storage_views.h"
-#include "src/core/first_line.h"
+#include "src/core/host_memory.h"
 #include "src/memory/operator_mode.h"
 
 namespace snug::detail {
@@ -74,8 +71,7 @@ class HomeCopies {
 
 // In the window, in which all parts begin at multiples.
 int64_t room_of(const c10::Storage& storage) {
-  constexpr auto kAlignment = SpillExtents::kAlignment;
-  return (static_cast<int64_t>(storage.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
+  return SpillExtents::rounded_up(static_cast<int64_t>(storage.nbytes()));
 }
 
 }  // namespace
@@ -84,18 +80,10 @@ HostHome::HostHome(std::vector<c10::Storage> storages) : last_(stream_now(storag
   const HomeCopies copies;
   for (c10::Storage& storage : storages) {
     const at::Tensor there = storage_bytes(storage);
-    try {
-      const at::Tensor values = at::empty(there.sizes(), at::TensorOptions(at::kByte).pinned_memory(true));
-      weights_.push_back({.storage = std::move(storage), .values = values});
-    } catch (const std::exception& error) {
-      if (!is_out_of_memory(error)) {
-        throw;
-      }
-      throw Error(
-          fmt::format("Stepper: the host has too little memory for the model's weights: {}; free memory of the "
-                      "host, or leave `offload` out",
-                      first_line(error)));
-    }
+    const at::Tensor values = in_host_memory("Stepper", "the model's weights", "or leave `offload` out", [&] {
+      return at::empty(there.sizes(), at::TensorOptions(at::kByte).pinned_memory(true));
+    });
+    weights_.push_back({.storage = std::move(storage), .values = values});
     weights_.back().values.copy_(there, /*non_blocking=*/true);
   }
   c10::Event copied(last_.device_type());
@@ -143,13 +131,7 @@ void HostHome::take_back() {
 
 int64_t HostHome::bytes_of(size_t number) const { return room_of(weights_[number].storage); }
 
-bool HostHome::has_room(size_t number) const {
-  const auto place = extents_.take(bytes_of(number));
-  if (place) {
-    extents_.give_back(*place, bytes_of(number));
-  }
-  return place.has_value();
-}
+bool HostHome::has_room(size_t number) const { return extents_.has_room(bytes_of(number)); }
 
 void HostHome::bring(size_t number) {
   const HomeCopies copies;

@@ -4,18 +4,16 @@
 #include <iterator>
 
 namespace snug::detail {
-namespace {
 
-int64_t rounded_up(int64_t bytes) {
-  return (bytes + SpillExtents::kAlignment - 1) / SpillExtents::kAlignment * SpillExtents::kAlignment;
+SpillExtents::Holes::const_iterator SpillExtents::hole_for(int64_t bytes) const {
+  return std::find_if(holes_.begin(), holes_.end(), [&](const auto& hole) { return hole.second >= rounded_up(bytes); });
 }
 
-}  // namespace
+bool SpillExtents::has_room(int64_t bytes) const { return hole_for(bytes) != holes_.end() || bytes <= cap_ - end_; }
 
 std::optional<int64_t> SpillExtents::take(int64_t bytes) {
   const int64_t size = rounded_up(bytes);
-  const auto hole =
-      std::find_if(holes_.begin(), holes_.end(), [&](const auto& candidate) { return candidate.second >= size; });
+  const auto hole = hole_for(bytes);
   if (hole != holes_.end()) {
     const auto [offset, room] = *hole;
     holes_.erase(hole);

@@ -225,23 +225,21 @@ void GradientShards::finish_first() {
 }
 
 void GradientShards::finish(bool may_be_unused, bool counts_all) {
-  std::ranges::fill(is_ready_, uint8_t{1});
-  start_ready();
-  if (counts_all) {
-    std::ranges::fill(has_gradient_, uint8_t{1});
-  }
-  finish_all(may_be_unused);
+  end_pass(may_be_unused, counts_all);
   takes_order_ = !has_order_;
 }
 
 void GradientShards::finish_with_zeros(bool may_be_unused) {
   keeps_nothing_ = true;
-  std::ranges::fill(is_ready_, uint8_t{1});
-  start_ready();
-  finish_all(may_be_unused);
+  end_pass(may_be_unused, /*counts_all=*/false);
 }
 
-void GradientShards::finish_all(bool may_be_unused) {
+void GradientShards::end_pass(bool may_be_unused, bool counts_all) {
+  std::ranges::fill(is_ready_, uint8_t{1});
+  start_ready();
+  if (counts_all) {
+    std::ranges::fill(has_gradient_, uint8_t{1});
+  }
   while (!on_their_way_.empty()) {
     finish_first();
   }

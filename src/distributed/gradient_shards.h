@@ -67,7 +67,7 @@ class GradientShards final {
   void start(size_t index);
   void receive(Sent& sent, int64_t begin);
   void finish_first();
-  void finish_all(bool may_be_unused);
+  void end_pass(bool may_be_unused, bool counts_all);
   void add_up(Sent& sent);
   void forget_sent();
 

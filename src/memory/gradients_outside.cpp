@@ -4,12 +4,9 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 
-#include "snug/core.h"
-#include "snug/state.h"
 #include "src/core/file_memory.h"
-#include "src/core/first_line.h"
+#include "src/core/host_memory.h"
 #include "src/memory/cpu_allocator.h"
 #include "src/memory/operator_mode.h"
 
@@ -22,18 +19,11 @@ at::Tensor elements(const at::Tensor& tensor, int64_t begin, int64_t count) {
 }
 
 at::Tensor room_for(const at::Tensor& parameter, bool is_pinned) {
-  const at::TensorOptions options = parameter.options().device(at::kCPU).pinned_memory(is_pinned);
-  try {
-    return at::empty_strided(parameter.sizes(), parameter.strides(), options);
-  } catch (const std::exception& error) {
-    if (!is_pinned || !is_out_of_memory(error)) {
-      throw;
-    }
-    throw Error(
-        fmt::format("Stepper: the host has too little memory for the gradients: {}; free memory of the host, or "
-                    "leave `offload` out",
-                    first_line(error)));
-  }
+  const auto allocate = [&] {
+    return at::empty_strided(parameter.sizes(), parameter.strides(),
+                             parameter.options().device(at::kCPU).pinned_memory(is_pinned));
+  };
+  return is_pinned ? in_host_memory("Stepper", "the gradients", "or leave `offload` out", allocate) : allocate();
 }
 
 }  // namespace

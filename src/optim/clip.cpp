@@ -94,24 +94,22 @@ at::Tensor detail::clip_over_ranks(const std::vector<at::Tensor>& parameters, do
   const auto count = static_cast<int64_t>(parameters.size());
   // In FP64, which has each FP32 number, the sum of a norm and of zeros is the norm.
   const at::Tensor numbers = at::zeros({2, count}, at::kDouble);
-  Lists norms;
-  for (const bool is_summed : {false, true}) {
-    std::unordered_set<const void*> seen;
-    for (int64_t i = 0; i < count; ++i) {
-      const at::Tensor& parameter = parameters[static_cast<size_t>(i)];
-      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
-        continue;
-      }
-      const auto type = parameter.scalar_type();
-      if (is_summed && numbers[1][i].item<double>() > 0) {
-        norms[{parameter.device().str(), type}].push_back(numbers[0][i].to(type == at::kDouble ? type : at::kFloat));
-      } else if (!is_summed && parameter.grad().defined() && parameter.numel() > 0 && counts_here(parameter)) {
-        numbers[0][i] = norms_of({parameter.grad()}, 2.0, type).front();
-        numbers[1][i] = 1;
-      }
+  std::unordered_set<const void*> seen;
+  for (int64_t i = 0; i < count; ++i) {
+    const at::Tensor& parameter = parameters[static_cast<size_t>(i)];
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second && parameter.grad().defined() && parameter.numel() > 0 &&
+        counts_here(parameter)) {
+      numbers[0][i] = norms_of({parameter.grad()}, 2.0, parameter.scalar_type()).front();
+      numbers[1][i] = 1;
     }
-    if (!is_summed) {
-      sum_over_ranks(numbers);
+  }
+  sum_over_ranks(numbers);
+  Lists norms;
+  for (int64_t i = 0; i < count; ++i) {
+    if (numbers[1][i].item<double>() > 0) {
+      const at::Tensor& parameter = parameters[static_cast<size_t>(i)];
+      const auto type = parameter.scalar_type();
+      norms[{parameter.device().str(), type}].push_back(numbers[0][i].to(type == at::kDouble ? type : at::kFloat));
     }
   }
   std::vector<at::Tensor> in_order;

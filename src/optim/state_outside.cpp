@@ -12,7 +12,7 @@
 
 #include "snug/core.h"
 #include "snug/state.h"
-#include "src/core/first_line.h"
+#include "src/core/host_memory.h"
 #include "src/precision/low_precision.h"
 
 namespace snug {
@@ -48,21 +48,12 @@ at::Tensor elements_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
   return is_whole ? tensor : tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
 }
 
-// Makes `call`, which allocates memory of the host. If parameters are on a device, a lack of the host's memory is no
-// lack of the budget's memory, and no other plan of a Stepper is a cure.
+// Makes `call`, which allocates memory of the host.
 template <class Call>
 auto on_host(bool is_for_device, const Call& call) {
-  try {
-    return call();
-  } catch (const std::exception& error) {
-    if (!is_for_device || !is_out_of_memory(error)) {
-      throw;
-    }
-    throw Error(
-        fmt::format("keep_state_in: the host has too little memory for the optimizer's state and its window: {}; free "
-                    "memory of the host, give a smaller window, or give a StateFile",
-                    detail::first_line(error)));
-  }
+  return is_for_device ? detail::in_host_memory("keep_state_in", "the optimizer's state and its window",
+                                                "give a smaller window, or give a StateFile", call)
+                       : call();
 }
 
 Bytes window_of(const StatePlacement& place) {

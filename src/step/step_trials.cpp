@@ -220,9 +220,12 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
 
 // Whether loaded items may run plainly. A part of a micro-batch takes at least the part's share of the bytes.
 bool StepTrials::may_fit_plainly(int64_t items) const {
+  if (items == does_not_fit_) {
+    return false;
+  }
   const auto more = tried_.upper_bound(items);
-  if (items == does_not_fit_ || more == tried_.end() || more->second.slices > 1) {
-    return items != does_not_fit_;
+  if (more == tried_.end() || more->second.slices > 1) {
+    return true;
   }
   const plan::Simulator& simulator = more->second.search().simulator;
   const int64_t peak = simulator.run(plan::keep_all(simulator.profile())).peak_bytes / more->first * items;
