@@ -31,7 +31,7 @@ struct Solution;
 /// The bytes of one kind, by place.
 struct PlacedBytes {
   int64_t in_memory = 0;  ///< in the memory of the model's device
-  int64_t outside = 0;    ///< in files; for a device, in the host's memory
+  int64_t outside = 0;    ///< in files; for a device, in the host's memory; of weights in shards, on other ranks
 
   friend bool operator==(const PlacedBytes&, const PlacedBytes&) = default;
 };

@@ -8,30 +8,15 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/version.h>
 
 #include "src/activations/storage_views.h"
 #include "src/core/host_memory.h"
+#include "src/memory/absent_storage.h"
 #include "src/memory/operator_mode.h"
 
 namespace snug::detail {
 
-// LibTorch before 2.13 can set, and cannot clear, the mark of a storage that must not be read. The mark is a private
-// member. An explicit instantiation may name private members.
-#define SNUG_CANNOT_CLEAR_MARK (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13)
-#if SNUG_CANNOT_CLEAR_MARK
-constexpr auto mark_of_storage();
-template <auto Member>
-struct MarkOfStorage {
-  friend constexpr auto mark_of_storage() { return Member; }
-};
-template struct MarkOfStorage<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
-#endif
-
 namespace {
-
-// The deleter of memory within a window: the window owns the memory.
-void keep_memory(void*) {}
 
 c10::Stream stream_now(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
@@ -43,21 +28,9 @@ void let_wait(const c10::Stream& stream, const c10::Stream& earlier) {
   }
 }
 
-void set_memory(const c10::Storage& storage, c10::DataPtr memory) {
-  c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
-#if SNUG_CANNOT_CLEAR_MARK
-  impl.*mark_of_storage() = false;
-#else
-  impl.clear_data_ptr_access_error_msg_();
-#endif
-  impl.set_data_ptr_noswap(std::move(memory));
-}
-
-// The address is that of the values on the host, and is never read: other addresses would say that the storage is
-// empty, or never had memory.
 void take_memory(const c10::Storage& storage, const at::Tensor& values) {
-  set_memory(storage, {values.mutable_data_ptr(), nullptr, &keep_memory, storage.device()});
-  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+  detail::take_memory(
+      storage, values.mutable_data_ptr(),
       "Stepper: this weight is in the host's memory, and comes to the device for each operator that the thread of the "
       "Stepper calls; use an operator on the thread of the Stepper, such as weight.cpu(), instead of a pointer or "
       "another thread");
@@ -106,8 +79,6 @@ int64_t HostHome::window_for(const std::vector<c10::Storage>& storages) {
   return std::min(2 * largest, all);
 }
 
-bool HostHome::holds(const c10::DataPtr& memory) { return memory.get_deleter() == &keep_memory; }
-
 void HostHome::take_out() {
   for (Weight& weight : weights_) {
     take_memory(weight.storage, weight.values);
@@ -124,7 +95,7 @@ void HostHome::take_back() {
   }
   for (size_t i = 0; i < weights_.size(); ++i) {
     meet(weights_[i]);
-    set_memory(weights_[i].storage, std::move(memory[i]));
+    give_memory(weights_[i].storage, std::move(memory[i]));
     storage_bytes(weights_[i].storage).copy_(weights_[i].values, /*non_blocking=*/true);
   }
 }
@@ -140,10 +111,10 @@ void HostHome::bring(size_t number) {
   const auto place = extents_.take(bytes_of(number));
   if (place) {
     char* const memory = static_cast<char*>(window_.mutable_data_ptr()) + *place;
-    set_memory(weight.storage, {memory, nullptr, &keep_memory, device});
+    give_memory(weight.storage, borrowed_memory(memory, device));
   } else {
     const c10::DeviceGuard guard(device);
-    set_memory(weight.storage, c10::GetAllocator(device.type())->allocate(weight.storage.nbytes()));
+    give_memory(weight.storage, c10::GetAllocator(device.type())->allocate(weight.storage.nbytes()));
   }
   weight.place = place;
   weight.is_in = true;

@@ -43,8 +43,6 @@ class HostHome final : public WeightHome {
   void use(size_t number) override;
   void let_go(size_t number, bool is_written) override;
 
-  /// Whether a HostHome gave the memory, or has taken the memory away.
-  static bool holds(const c10::DataPtr& memory);
   /// The bytes of a window for `storages`: two of the largest, or all. An operator's largest operand and the largest
   /// operand of the operator before have room.
   static int64_t window_for(const std::vector<c10::Storage>& storages);

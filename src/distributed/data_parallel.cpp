@@ -20,6 +20,7 @@
 #include "snug/clip.h"
 #include "snug/core.h"
 #include "snug/distributed/sharded_optimizer.h"
+#include "src/core/file_memory.h"
 #include "src/core/gradient_hooks.h"
 #include "src/distributed/data_parallel_impl.h"
 #include "src/distributed/process_group_impl.h"
@@ -258,14 +259,24 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
   if (options_.shard != Shard::None) {
     make_owners();
   }
-  if (options_.shard == Shard::Weights) {
+  const bool shards_weights = options_.shard == Shard::Weights || (options_.shard == Shard::Auto && is_any_in_file());
+  if (shards_weights) {
     std::erase_if(sent, [this](const at::Tensor& tensor) { return owners_->of(tensor) >= 0; });
-    shard_weights();
   }
   group_->broadcast(sent);
-  if (weights_) {  // last: an exception above ends this object without the destructor
-    owners_->written = [this] { note_written(); };
+  if (shards_weights) {  // last: an exception after it would end this object without the destructor
+    shard_weights(/*are_same=*/false);
   }
+}
+
+// Whether a rank has made weights in files, because they have no room in its memory.
+bool DataParallel::Impl::is_any_in_file() const {
+  int64_t is_any = 0;
+  for (const auto& [name, parameter] : all_) {
+    is_any = detail::is_in_file(parameter) ? 1 : is_any;
+  }
+  detail::all_reduce(*group_, {&is_any, 1}, ReduceOp::Max);
+  return is_any != 0;
 }
 
 // As after broadcasts, a graph of before the update is an error on all ranks.
@@ -278,8 +289,9 @@ void DataParallel::Impl::note_written() {
   }
 }
 
-// Weights are sent one by one, because all weights may have no room.
-void DataParallel::Impl::shard_weights() {
+// Weights are sent one by one, because all weights may have no room. Ranks that have the same weights send none: a
+// Stepper refuses a step in which weights are written.
+void DataParallel::Impl::shard_weights(bool are_same) {
   std::vector<detail::WeightShards::Weight> weights;
   std::vector<std::vector<at::Tensor>> on_weight;
   for (const auto& [name, parameter] : all_) {
@@ -296,11 +308,38 @@ void DataParallel::Impl::shard_weights() {
   weights_ =
       std::make_unique<detail::WeightShards>(*group_, std::move(weights), options_.window.count(), [&](size_t number) {
         for (const at::Tensor& parameter : on_weight[number]) {
-          if (parameter.numel() > 0) {
+          if (!are_same && parameter.numel() > 0) {
             group_->broadcast({parameter});
           }
         }
       });
+  owners_->written = [this] { note_written(); };
+}
+
+std::string DataParallel::Impl::division(int64_t micro_batches) const {
+  const auto others = static_cast<int64_t>(group_->size()) - 1;
+  int64_t gradients = 0, weights = 0;  // bytes that this rank sends
+  for (const at::Tensor& parameter : parameters_) {
+    const bool is_own = has_shards() && owners_->of(parameter) == group_->rank();
+    gradients += is_own ? 0 : static_cast<int64_t>(parameter.nbytes());
+    weights += is_own ? others * static_cast<int64_t>(parameter.nbytes()) : 0;
+  }
+  std::string text = fmt::format("Of the {} ranks, ", group_->size());
+  if (!has_shards()) {
+    text += "each rank has all weights and gradients.";
+  } else if (!weights_) {
+    text += "each rank has all weights, and its share of the gradients and of the optimizer's state.";
+  } else {
+    const int64_t elsewhere = weights_->bytes_elsewhere(), window = weights_->window_bytes();
+    weights *= window < elsewhere ? 2 * micro_batches : 1;  // in forward and in backward
+    text += fmt::format(
+        "each rank has its share of the weights, the gradients and the optimizer's state; {} of weights come from "
+        "other ranks through a window of {}.",
+        Bytes(elsewhere).str(), Bytes(window).str());
+  }
+  text += fmt::format(" In a step this rank sends {} of gradients", Bytes(gradients).str());
+  text += has_shards() ? fmt::format(" and about {} of weights.\n", Bytes(weights).str()) : " to an all-reduce.\n";
+  return text;
 }
 
 void DataParallel::Impl::gather_weights() {

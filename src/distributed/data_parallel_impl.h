@@ -72,7 +72,15 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   bool has_static_graph() const { return options_.static_graph; }
 
   void gather_weights();
-  bool has_weight_shards() const { return weights_ != nullptr; }
+  /// With Shard::Auto: whether each rank still has all weights. The ranks shard the weights together.
+  /// `are_same`: all ranks have the same weights; otherwise all ranks get rank 0's.
+  bool can_shard_weights() const { return options_.shard == Shard::Auto && weights_ == nullptr && group_->size() > 1; }
+  void shard_weights(bool are_same);
+  /// Null: each rank has all weights.
+  const detail::WeightShards* weight_shards() const { return weights_.get(); }
+  /// The parts of the training that this rank shares with the other ranks, and the bytes that this rank sends in a step
+  /// of `micro_batches`, for people.
+  std::string division(int64_t micro_batches) const;
   bool has_shards() const { return owners_ != nullptr; }
   /// The norm of the gradients of `parameters`, of all ranks; above 0, `max_norm` limits the norm.
   /// `before_sending`: called when the memory for the norm is allocated, if ranks exchange norms.
@@ -114,7 +122,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   void make_hooks();
   void make_owners();
   void check_optimizer() const;
-  void shard_weights();
+  bool is_any_in_file() const;
   void note_written();
   void make_reducer();
   void make_shards();

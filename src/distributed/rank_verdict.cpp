@@ -14,10 +14,11 @@ AgreedSplit agree(const std::vector<RankSplit>& ranks) {
   for (const RankSplit& rank : ranks) {
     all.at_most = std::min(all.at_most, rank.at_most);
     all.largest_batch = std::max(all.largest_batch, rank.batch);
+    all.shards_weights = all.shards_weights || rank.has_no_plan != 0;
   }
   for (const RankSplit& rank : ranks) {
     const bool cuts_alike = std::min(rank.at_most, rank.batch) == std::min(all.at_most, rank.batch);
-    all.is_settled = all.is_settled && rank.is_planned != 0 && cuts_alike;
+    all.is_settled = all.is_settled && rank.is_planned != 0 && cuts_alike && !all.shards_weights;
   }
   return all;
 }

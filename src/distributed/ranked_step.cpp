@@ -80,11 +80,6 @@ std::shared_ptr<void> RankedStep::rehearse() const {
         "Stepper: a memory budget is planned by passes of its own, which a DataParallel with static_graph would take for "
         "steps; leave static_graph out, or set plan = false");
   }
-  if (parallel_.impl().has_weight_shards()) {
-    throw ConfigError(
-        "Stepper: a memory budget cannot be planned for weights in shards; use Shard::Gradients, or set plan = false, "
-        "which leaves the limit");
-  }
   parallel_.impl().begin_rehearsal();
   return {&parallel_, [](DataParallel* parallel) { parallel->impl().end_rehearsal(); }};
 }
@@ -119,8 +114,18 @@ Bytes RankedStep::smallest_budget(Bytes own, bool plans) const {
   return Bytes(smallest);
 }
 
-void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_ptr& failure) const {
-  const std::vector<int64_t> all = budget.is_unlimited() ? std::vector<int64_t>() : gather({live, failure ? 1 : 0});
+std::string RankedStep::division(int64_t micro_batches) const { return parallel_.impl().division(micro_batches); }
+bool RankedStep::can_shard_weights() const { return parallel_.impl().can_shard_weights(); }
+void RankedStep::shard_weights() { parallel_.impl().shard_weights(/*are_same=*/true); }
+
+PlacedBytes RankedStep::weights_of_others() const {
+  const WeightShards* weights = parallel_.impl().weight_shards();
+  return weights == nullptr ? PlacedBytes()
+                            : PlacedBytes{.in_memory = weights->window_bytes(), .outside = weights->bytes_elsewhere()};
+}
+
+void RankedStep::check_all_fit(Bytes budget, const std::function<int64_t()>& live, const std::exception_ptr& failure) {
+  const std::vector<int64_t> all = budget.is_unlimited() ? std::vector<int64_t>() : gather({live(), failure ? 1 : 0});
   if (failure) {
     std::rethrow_exception(failure);
   }
@@ -128,6 +133,10 @@ void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_
     if (all[i + 1] != 0) {
       throw Error(fmt::format(
           "Stepper: rank {} cannot use its directory for offload; its own message is on its standard error", i / 2));
+    }
+    if (all[i] > budget.count() && can_shard_weights()) {
+      shard_weights();
+      return check_all_fit(budget, live, failure);
     }
     if (all[i] > budget.count()) {
       throw BudgetExceeded(fmt::format(

@@ -12,6 +12,7 @@
 #include "snug/core.h"
 #include "src/core/file_memory.h"
 #include "src/distributed/process_group_impl.h"
+#include "src/memory/absent_storage.h"
 
 namespace snug::detail {
 namespace {
@@ -33,13 +34,45 @@ void move_into_memory(const c10::Storage& storage) {
   }
 }
 
-void release(const c10::Storage& storage) { storage.set_data_ptr_noswap(c10::DataPtr(nullptr, c10::kCPU)); }
+// The address is that of the storage itself: different for each storage, and never read. A storage without bytes is
+// read without memory.
+void release(const c10::Storage& storage) {
+  if (storage.nbytes() == 0) {
+    return;
+  }
+  take_memory(
+      storage, storage.unsafeGetStorageImpl(),
+      "DataParallel: this weight is on another rank, and comes for each operator that the thread of the "
+      "DataParallel calls; use an operator on that thread, such as weight.clone(), instead of a pointer or another "
+      "thread, or call gather_weights()");
+}
 
 int64_t window_for(const std::vector<c10::Storage>& storages, int64_t window) {
-  return window > 0 ? window : 2 * WeightWindow::bytes_for(storages);
+  int64_t all = 0;
+  for (const c10::Storage& storage : storages) {
+    all += static_cast<int64_t>(storage.nbytes());
+  }
+  return std::min(all, window > 0 ? window : 2 * WeightWindow::bytes_for(storages));
 }
 
 }  // namespace
+
+// Memory comes from LibTorch's allocator, because the whole window counts already.
+class WeightShards::Home final : public CountedHome {
+ public:
+  Home(WeightShards& shards, int64_t window) : CountedHome(window), shards_(shards) {}
+
+  void bring(size_t number) override {
+    shards_.bring_into(number, c10::GetDefaultCPUAllocator()->allocate(storage(number).nbytes()));
+  }
+  // A value that an operator of this rank has written is lost. If all ranks write alike, the owner has the value.
+  void let_go(size_t number, bool /*is_written*/) override { release(storage(number)); }
+
+ private:
+  const c10::Storage& storage(size_t number) const { return shards_.weights_[shards_.elsewhere_[number]].storage; }
+
+  WeightShards& shards_;
+};
 
 WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
                            const std::function<void(size_t number)>& send_first)
@@ -65,8 +98,9 @@ WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int
   ProcessGroup::Impl& impl = group_.impl();
   backend_ = impl.attempt("shard the weights", [&] { return impl.make_another_backend(); });
   seam_.emplace();
-  const int64_t bytes = window_for(storages, window);
-  window_.emplace(std::move(storages), static_cast<WeightHome&>(*this), bytes);
+  window_bytes_ = window_for(storages, window);
+  home_ = std::make_unique<Home>(*this, window_bytes_);
+  window_.emplace(std::move(storages), *home_, window_bytes_);
   try {  // last: the destructor does not run after an exception
     for (int rank = 0; rank < group_.size(); ++rank) {
       if (rank != group_.rank()) {
@@ -130,14 +164,19 @@ void WeightShards::bring_all() {
         "DataParallel.gather_weights: another rank has no memory for all weights, so all weights stay in shards");
   }
   window_.reset();
+  home_.reset();
   for (size_t i = 0; i < elsewhere_.size(); ++i) {
     bring_into(i, std::move(memory[i]));
   }
   group_.barrier();  // no rank needs an answer any more
 }
 
-void WeightShards::bring(size_t number) {
-  bring_into(number, c10::GetCPUAllocator()->allocate(weights_[elsewhere_[number]].storage.nbytes()));
+int64_t WeightShards::bytes_elsewhere() const {
+  int64_t bytes = 0;
+  for (const size_t number : elsewhere_) {
+    bytes += static_cast<int64_t>(weights_[number].storage.nbytes());
+  }
+  return bytes;
 }
 
 void WeightShards::bring_into(size_t number, c10::DataPtr memory) {
@@ -152,11 +191,8 @@ void WeightShards::bring_into(size_t number, c10::DataPtr memory) {
     start_send(*backend_, as_tensor(request), weight.owner, kRequest)->wait();
     arrives->wait();
   });
-  weight.storage.set_data_ptr_noswap(std::move(memory));
+  give_memory(weight.storage, std::move(memory));
 }
-
-// A value that an operator of this rank has written is lost. If all ranks write alike, the owner has the value.
-void WeightShards::let_go(size_t number, bool /*is_written*/) { release(weights_[elsewhere_[number]].storage); }
 
 // The thread for requests of `rank`. The end of the other rank, or of this object, ends the thread.
 void WeightShards::answer(int rank) noexcept {

@@ -11,11 +11,12 @@
 // - No rank may read a weight while the owner writes the weight: the ranks speak with each other before the first
 //   write and after the last write of an update.
 // - An owner sends a weight once for each other rank.
-// - Weights of other ranks are in no memory outside of operators. LibTorch throws at a request for their pointer.
+// - Weights of other ranks are in no memory outside of operators. A request for their pointer throws.
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -31,7 +32,7 @@
 
 namespace snug::detail {
 
-class WeightShards final : private WeightHome {
+class WeightShards final {
  public:
   struct Weight {
     c10::Storage storage;
@@ -43,7 +44,7 @@ class WeightShards final : private WeightHome {
   /// are in memory at a time; 0: twice the largest weight.
   WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
                const std::function<void(size_t number)>& send_first);
-  ~WeightShards() override;
+  ~WeightShards();
   WeightShards(const WeightShards&) = delete;
   WeightShards& operator=(const WeightShards&) = delete;
 
@@ -54,9 +55,13 @@ class WeightShards final : private WeightHome {
   /// ranks, and changes nothing, if a rank has no memory for all weights.
   void bring_all();
 
+  /// Bytes of the weights of other ranks, and of the window through which these weights pass.
+  int64_t bytes_elsewhere() const;
+  int64_t window_bytes() const { return window_bytes_; }
+
  private:
-  void bring(size_t number) override;
-  void let_go(size_t number, bool is_written) override;
+  class Home;
+
   void bring_into(size_t number, c10::DataPtr memory);
   void answer(int rank) noexcept;
   void end_threads() noexcept;
@@ -67,6 +72,8 @@ class WeightShards final : private WeightHome {
   std::vector<int64_t> requests_;  // of each rank; ends after the backend, which may still receive into it
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::optional<OperatorSeam> seam_;
+  int64_t window_bytes_ = 0;
+  std::unique_ptr<Home> home_;
   std::optional<WeightWindow> window_;
   std::atomic<bool> is_over_ = false;
   std::mutex mutex_;                                   // guards waits_

@@ -21,7 +21,14 @@ bool is_written_by(const c10::Argument& argument) {
 
 }  // namespace
 
-// --- the home in files
+// --- homes
+
+void CountedHome::exceed(int64_t bytes) {
+  excess_.reset();
+  if (bytes > 0) {
+    excess_.emplace(bytes);
+  }
+}
 
 void FileHome::let_go(size_t number, bool) {
   FileMemory::let_go(storages_[number].data(), static_cast<int64_t>(storages_[number].nbytes()));
@@ -29,13 +36,6 @@ void FileHome::let_go(size_t number, bool) {
 
 void FileHome::read_ahead(size_t number) {
   FileMemory::read_ahead(storages_[number].data(), static_cast<int64_t>(storages_[number].nbytes()));
-}
-
-void FileHome::exceed(int64_t bytes) {
-  excess_.reset();
-  if (bytes > 0) {
-    excess_.emplace(bytes);
-  }
 }
 
 // --- the window

@@ -53,22 +53,31 @@ class WeightHome {
   virtual void exceed(int64_t) {}
 };
 
+/// A home whose storages, while they are in, have memory of the CPU that counts as one allocation: the window's bytes,
+/// used or not, and the bytes beyond. So the bytes of a step follow from the step's operators alone.
+class CountedHome : public WeightHome {
+ public:
+  /// Throws as an allocation of the window's bytes throws.
+  explicit CountedHome(int64_t window) : counted_(window) {}
+  void exceed(int64_t bytes) override;
+
+ private:
+  CountedBytes counted_;
+  std::optional<CountedBytes> excess_;
+};
+
 /// The home of storages that lie in mapped files (AllocationsInFile): the system brings the pages. Code outside
 /// operators, such as a program that prints a weight, also reads the tensors, and the pages leave at the next let_go().
-class FileHome final : public WeightHome {
+class FileHome final : public CountedHome {
  public:
-  /// The window's bytes count as one allocation, so the constructor throws as an allocation of these bytes throws.
-  FileHome(std::vector<c10::Storage> storages, int64_t window) : storages_(std::move(storages)), counted_(window) {}
+  FileHome(std::vector<c10::Storage> storages, int64_t window) : CountedHome(window), storages_(std::move(storages)) {}
 
   void bring(size_t) override {}
   void let_go(size_t number, bool is_written) override;
   void read_ahead(size_t number) override;  // into the system's cache
-  void exceed(int64_t bytes) override;
 
  private:
   std::vector<c10::Storage> storages_;
-  CountedBytes counted_;
-  std::optional<CountedBytes> excess_;
 };
 
 class WeightWindow final {

@@ -12,9 +12,9 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StreamGuard.h>
 
-#include "src/activations/host_home.h"
 #include "src/activations/storage_views.h"
 #include "src/core/has_bytes.h"
+#include "src/memory/absent_storage.h"
 #include "src/memory/operator_mode.h"
 #include "src/planner/streams.h"
 
@@ -117,11 +117,11 @@ bool TapeStorages::is_from_allocator(const c10::DataPtr& memory) {
 // memory. Not lent are
 // - memory from before snug was loaded, and mapped files: both live as long as the storage;
 // - parameters: a parameter lives as long as the model;
-// - weights on the host: the home keeps the values, and brings the values for each operator.
+// - weights on the host or on another rank: the home keeps the values, and brings the values for each operator.
 bool TapeStorages::is_lent(const at::Tensor& tensor) {
   const c10::DataPtr& data = allocated(memory_of(tensor.storage()));
-  return !is_from_allocator(data) && !data.device().is_meta() && !tensor.requires_grad() && !HostHome::holds(data) &&
-         data.get_deleter() != c10::GetDefaultCPUAllocator()->raw_deleter() &&
+  return !is_from_allocator(data) && !data.device().is_meta() && !tensor.requires_grad() &&
+         !is_borrowed_or_absent(data) && data.get_deleter() != c10::GetDefaultCPUAllocator()->raw_deleter() &&
          at::MapAllocator::fromDataPtr(data) == nullptr && at::RefcountedMapAllocator::fromDataPtr(data) == nullptr;
 }
 

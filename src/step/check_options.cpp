@@ -134,6 +134,7 @@ std::string describe_stepper(const torch::nn::Module& model, const torch::optim:
                         {"threads", at::get_num_threads()},
                         {"rank", ranks.rank()},
                         {"ranks", ranks.size()},
+                        {"weights_on_other_ranks", ranks.weights_of_others().outside},
                         {"budget", budget.count()},
                         {"offload", options.budget.offload ? options.budget.offload->string() : ""},
                         {"precision", to_string(precision)},

@@ -15,6 +15,7 @@
 #include "src/core/gradient_hooks.h"
 #include "src/core/has_bytes.h"
 #include "src/core/optimizer_capabilities.h"
+#include "src/memory/absent_storage.h"
 #include "src/memory/cpu_allocator.h"
 #include "src/memory/operator_mode.h"
 
@@ -61,7 +62,7 @@ int64_t ModelPlace::window_for(const std::vector<c10::Storage>& all) const {
 
 bool ModelPlace::is_outside(const c10::Storage& storage) const {
   const c10::DataPtr& memory = memory_of(storage);
-  return outside() == Place::Host ? HostHome::holds(memory) : FileMemory::holds(memory.get());
+  return outside() == Place::Host ? is_borrowed_or_absent(memory) : FileMemory::holds(memory.get());
 }
 
 std::optional<std::filesystem::path> ModelPlace::directory_of_gradients() const {

@@ -100,6 +100,9 @@ BytesByKind StepBudget::bytes(Placement placement) const {
   BytesByKind bytes;
   bytes.weights.in_memory = weight_bytes(model_, parameters_);
   bytes.gradients.in_memory = parameters_.bytes_of_all_gradients();
+  const PlacedBytes of_others = ranks_.weights_of_others();
+  bytes.weights.in_memory += of_others.in_memory - of_others.outside;
+  bytes.weights.outside = of_others.outside;
   const PartInFile state_in_file = state_place_.bytes();
   bytes.optimizer_state = state_bytes(optimizer_, state_in_file, parameters_.device());
   if (placement.state != Place::Memory) {
@@ -160,11 +163,12 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
 }
 
 void StepBudget::check() const {
-  ranks_.check_all_fit(budget_, live_bytes(parameters_.device()).count(), no_link_);
+  ranks_.check_all_fit(budget_, [this] { return live_bytes(parameters_.device()).count(); }, no_link_);
   check_budget(budget_, parameters_.device());
 }
 
 // Ranks that have planned for such a step before need not try anything. If all ranks have planned, all go on at once.
+// If a rank finds no plan, all ranks shard their weights and plan anew, once.
 const StepPlan* StepBudget::plan(StepToPlan step) {
   if (ranks_.is_alone()) {
     return step.counts.batch > 0 ? plan_here(step) : nullptr;
@@ -173,9 +177,14 @@ const StepPlan* StepBudget::plan(StepToPlan step) {
   AgreedSplit all = ranks_.agree_on_split(own);
   while (!all.is_settled) {
     step.counts.at_most = all.at_most;
-    if (step.counts.batch > 0) {
-      plan_here(step);
-      own = planner_->planned(step);
+    if (all.shards_weights) {
+      ranks_.shard_weights();
+      planner_->forget_plans();
+      step.counts.fixed_bytes = step.trial.fixed_bytes();
+      step.counts.optimizer_bytes = workspace_bytes();
+      own = planner_->look(step);
+    } else if (step.counts.batch > 0) {
+      own = plan_or_report(step);
     }
     all = ranks_.agree_on_split(own);
   }
@@ -183,15 +192,33 @@ const StepPlan* StepBudget::plan(StepToPlan step) {
   return step.counts.batch > 0 ? planner_->last() : nullptr;
 }
 
+RankSplit StepBudget::plan_or_report(const StepToPlan& step) {
+  try {
+    plan_here(step);
+    return planner_->planned(step);
+  } catch (const BudgetExceeded&) {
+    if (!ranks_.can_shard_weights()) {
+      throw;
+    }
+  }
+  journal_.take_back();
+  leave_trials(step);
+  return {.at_most = step.counts.at_most, .batch = step.counts.batch, .has_no_plan = 1};
+}
+
 const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
   const auto rehearsal = ranks_.rehearse();
   const StepPlan* plan = planner_->plan(step);
+  leave_trials(step);
+  return plan;
+}
+
+void StepBudget::leave_trials(const StepToPlan& step) {
   step.trial.unload();
   if (!step.is_within_window) {
     model_place_.begin();          // trials have left gradients in files
     parameters_.drop_gradients();  // and gradients exist if loss_of went backward by Python's own engine
   }
-  return plan;
 }
 
 void StepBudget::forget_tries() {

@@ -85,6 +85,9 @@ class StepBudget {
   void finish(StepResult& result);
 
  private:
+  RankSplit plan_or_report(const StepToPlan& step);
+  void leave_trials(const StepToPlan& step);
+
   StepRanks& ranks_;
   TrainedParameters& parameters_;
   Bytes budget_;  // the smallest of all ranks

@@ -320,9 +320,14 @@ void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
 
 void StepPlanner::set_choices(StepChoices choices) {
   choices_ = std::move(choices);
+  forget_plans();
+}
+
+void StepPlanner::forget_plans() {
   known_.clear();
   file_.reset();
   last_ = nullptr;
+  before_.reset();
 }
 
 // --- the file

@@ -45,6 +45,9 @@ class StepPlanner {
   /// Takes the choice of all ranks as the choice of this rank.
   void keep(const StepToPlan& step, const AgreedSplit& agreed);
 
+  /// For plans that no longer hold. Choices are kept.
+  void forget_plans();
+
   // Events of the last plan: see plan_life.h.
   /// Before the first try of a step.
   void forget_tries() { before_.reset(); }

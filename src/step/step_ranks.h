@@ -43,14 +43,16 @@ struct RankSplit {
 
   /// Items in the rank's micro-batches, or in the micro-batches of an earlier agreement; kWhole: no need to cut.
   int64_t at_most = kWhole;
-  int64_t batch = 0;       ///< items of the rank's share
-  int64_t is_planned = 0;  ///< 1: the plan for `at_most` is made, or the rank has no items and needs no plan
+  int64_t batch = 0;        ///< items of the rank's share
+  int64_t is_planned = 0;   ///< 1: the plan for `at_most` is made, or the rank has no items and needs no plan
+  int64_t has_no_plan = 0;  ///< 1: no plan fits, unless the ranks shard their weights
 };
 
 struct AgreedSplit {
   int64_t at_most = RankSplit::kWhole;  ///< items in the micro-batches of every rank
   int64_t largest_batch = 0;
   bool is_settled = false;  ///< every rank's plan is for `at_most`; otherwise all ranks plan for it, and report again
+  bool shards_weights = false;  ///< a rank has no plan: all ranks shard their weights, and plan anew
 };
 
 class StepRanks {
@@ -65,6 +67,16 @@ class StepRanks {
   /// Null: each rank has the sums of all gradients before an update. Otherwise the gradients are in shards, and only
   /// this optimizer can update the model.
   virtual const torch::optim::Optimizer* optimizer_of_shards() const { return nullptr; }
+  /// The parts of the training that this rank shares with the other ranks, and the bytes that this rank sends in a step
+  /// of `micro_batches`, for people. Empty alone.
+  virtual std::string division(int64_t /*micro_batches*/) const { return {}; }
+  /// Weights in shards: the bytes of the weights of other ranks (`outside`), and of the window through which these
+  /// weights pass (`in_memory`). Zeros: each rank has all weights.
+  virtual PlacedBytes weights_of_others() const { return {}; }
+  /// Whether the ranks can take less memory together, by shard_weights().
+  virtual bool can_shard_weights() const { return false; }
+  /// Called on all ranks. From here on each rank keeps its share of the weights.
+  virtual void shard_weights() {}
   /// Whether the ranks of `group` are these ranks: rehearse() silences such a group.
   virtual bool are(const ProcessGroup* /*group*/) const { return false; }
 
@@ -77,9 +89,11 @@ class StepRanks {
   virtual int64_t from_rank_zero(int64_t value) const { return value; }
   /// The smallest budget of all ranks. Throws ConfigError, on all ranks, if only some ranks plan for a budget.
   virtual Bytes smallest_budget(Bytes own, bool /*plans*/) const { return own; }
-  /// `live`: bytes on this rank. Throws BudgetExceeded, on all ranks, naming a rank with more live bytes than `budget`.
-  /// `failure`: why this rank cannot go on, or null. The failure is thrown on this rank, and an Error on the others.
-  virtual void check_all_fit(Bytes /*budget*/, int64_t /*live*/, const std::exception_ptr& failure) const {
+  /// `live`: bytes on this rank. If a rank has more than `budget`, the ranks shard their weights if they can; otherwise
+  /// BudgetExceeded is thrown, on all ranks, naming the rank. `failure`: why this rank cannot go on, or null. The
+  /// failure is thrown on this rank, and an Error on the others.
+  virtual void check_all_fit(Bytes /*budget*/, const std::function<int64_t()>& /*live*/,
+                             const std::exception_ptr& failure) {
     if (failure) {
       std::rethrow_exception(failure);
     }

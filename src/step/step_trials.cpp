@@ -610,7 +610,8 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
                 .choice = step_choice(*found.search.choice),
                 .slices = tried.slices,
                 .placement = found.placement,
-                .considered = found.search.explain() + predictions_ + untried_ + told_of_state(found),
+                .considered = found.search.explain() + predictions_ + untried_ + told_of_state(found) +
+                              step.trial.division(found.search.choice->micro_batches),
                 .bytes = step.trial.bytes(found.placement)};
   StepChoice& choice = plan.choice;
   if (!pinned_by_.empty()) {

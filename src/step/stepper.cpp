@@ -739,6 +739,7 @@ class Stepper::Impl {
       stepper_.budget_.model_place().put(placement.model);
     }
     BytesByKind bytes(Placement placement) const override { return stepper_.budget_.bytes(placement); }
+    std::string division(int64_t micro_batches) const override { return stepper_.ranks_->division(micro_batches); }
     std::string pinned_by() const override {
       return is_whole_ ? "a Loss::whole" : stepper_.options_.budget.carried.empty() ? "" : "carried state";
     }

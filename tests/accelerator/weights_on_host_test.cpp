@@ -21,6 +21,7 @@
 #include "snug/core.h"
 #include "snug/stepper.h"
 #include "src/activations/host_home.h"
+#include "src/memory/absent_storage.h"
 #include "src/memory/operator_mode.h"
 #include "src/step/places.h"
 #include "src/step/trained_parameters.h"
@@ -214,7 +215,7 @@ TEST_F(WeightsOnHost, StayAsTheyAreWhicheverAllocationIsRefused) {
     }
     refused([&] { home.take_back(); });
     allocation.disarm();
-    if (detail::HostHome::holds(storages.front().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks())) {
+    if (detail::is_borrowed_or_absent(storages.front().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks())) {
       home.take_back();
     }
     ASSERT_TRUE(bits_of(model->parameters()) == expected);

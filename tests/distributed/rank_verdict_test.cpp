@@ -56,6 +56,15 @@ TEST(RankVerdict, KnowsASmallestBudgetIfEachThatFailedDoes) {
   EXPECT_EQ(verdict_of({{OutOfMemory, 300}, {OutOfMemory, 0}}).smallest.count(), 0);
 }
 
+TEST(RankVerdict, HasAllRanksShardTheirWeightsIfOneHasNoPlan) {
+  const RankSplit planned{.at_most = 4, .batch = 8, .is_planned = 1}, none{.batch = 8, .has_no_plan = 1};
+  EXPECT_TRUE(agree({planned, planned}).is_settled);
+  EXPECT_FALSE(agree({planned, planned}).shards_weights);
+  EXPECT_TRUE(agree({planned, none}).shards_weights);
+  EXPECT_FALSE(agree({planned, none}).is_settled);
+  EXPECT_FALSE(agree({none, none}).is_settled);
+}
+
 TEST(RankVerdict, BecomesAnErrorThatNamesTheRanks) {
   using enum RankFailure;
   const auto raises = [](const std::vector<Failed>& ranks, Talk talk) {

@@ -1,10 +1,12 @@
 // DataParallel with shards: the bits of the way without shards, in less memory.
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -44,6 +46,15 @@ using testing::tiny_model;
 const ShardedOptimizer::Factory kAdamW = [](const auto& groups) {
   return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
 };
+
+// Whether a pointer to the weight can be had.
+bool is_here(const torch::Tensor& weight) {
+  try {
+    return weight.data_ptr() != nullptr || weight.numel() == 0;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
 
 // Adds a bucket in the order of ranks, as shards do.
 const CommHook kInOrderOfRanks = [](GradientBucket bucket, ProcessGroup& group) {
@@ -188,7 +199,7 @@ TEST(ShardedWeights, ComeBackAndTrainOnWhenGathered) {
     sharded.train(2);
     sharded.ddp->gather_weights();
     for (const auto& parameter : sharded.model->parameters()) {
-      EXPECT_TRUE(parameter.numel() == 0 || parameter.storage().data() != nullptr);
+      EXPECT_TRUE(is_here(parameter));
     }
     EXPECT_TRUE(same_bits(sharded.train(2), plain.train(2)));
   });
@@ -202,11 +213,11 @@ TEST(ShardedWeights, AreInNoMemoryOfOtherRanksOutsideOfOperators) {
       if (item.value().numel() == 0) {
         continue;
       }
-      auto holders = torch::full({1}, item.value().storage().data() != nullptr ? 1 : 0, torch::kLong);
+      auto holders = torch::full({1}, is_here(item.value()) ? 1 : 0, torch::kLong);
       group->all_reduce(holders);
       EXPECT_EQ(holders.item<int64_t>(), 1) << item.key();
-      if (item.value().storage().data() == nullptr) {
-        EXPECT_THAT(error_of<c10::Error>([&] { item.value().data_ptr<float>(); }), HasSubstr("not allocated"));
+      if (!is_here(item.value())) {
+        EXPECT_THAT(error_of<c10::Error>([&] { item.value().data_ptr<float>(); }), HasSubstr("on another rank"));
       }
     }
     group->barrier();
@@ -433,11 +444,127 @@ TEST(ShardedGradients, GiveTheSameBitsWithinABudget) {
   });
 }
 
-TEST(ShardedWeights, AreRefusedWhereABudgetIsPlanned) {
+// 12 layers of 64 KiB, of which the first `frozen` are frozen. Gradients take 64 KiB a layer that is trained, and with
+// 512 items each result is 256 KiB.
+struct WideRun {
+  static constexpr int64_t kWidth = 128, kItems = 512;
+
+  WideRun(const std::shared_ptr<ProcessGroup>& with, Shard shard, StepperOptions options, int frozen = 0)
+      : group(with), model(make_mlp(std::vector<int64_t>(13, kWidth))) {
+    for (int i = 0; i < frozen; ++i) {
+      for (auto& parameter : model[static_cast<size_t>(2 * i)]->parameters()) {
+        parameter.set_requires_grad(false);
+      }
+    }
+    optimizer.emplace(model->parameters(), group, kAdamW);
+    ddp.emplace(model, group,
+                DataParallelOptions{.bucket = Bytes(64 << 10),
+                                    .hook = shard == Shard::None ? kInOrderOfRanks : CommHook(),
+                                    .shard = shard,
+                                    .optimizer = shard == Shard::None ? nullptr : &*optimizer});
+    options.ranks.data_parallel = &*ddp;
+    stepper.emplace(model, *optimizer, options);
+  }
+  StepResult step(int number, int64_t items = kItems) {
+    torch::manual_seed(static_cast<uint64_t>(10 * number + group->rank()));
+    return stepper->step({torch::randn({items, kWidth})}, [&](const Batch& micro) {
+      return Loss::sum(model->forward(micro[0]).square().sum(), micro[0].numel());
+    });
+  }
+  bool has_all_weights() const { return std::ranges::all_of(model->parameters(), is_here); }
+
+  std::shared_ptr<ProcessGroup> group;
+  torch::nn::Sequential model;
+  std::optional<ShardedOptimizer> optimizer;
+  std::optional<DataParallel> ddp;
+  std::optional<Stepper> stepper;
+};
+
+// Trains under `budget` bytes above the bytes alive now, and without a budget in micro-batches of the same size.
+void expect_the_bits_within(const std::shared_ptr<ProcessGroup>& group, Shard shard, int64_t budget, bool in_shards,
+                            int frozen = 0, int64_t batch = WideRun::kItems) {
+  const int64_t bytes = live_bytes(torch::kCPU).count() + budget;
+  std::vector<torch::Tensor> within;
+  int64_t items = 0;
+  {
+    WideRun run(group, shard, {.budget = {.memory = Bytes(bytes)}}, frozen);
+    for (int i = 0; i < 3; ++i) {
+      const StepResult result = run.step(i, batch);
+      const StepPlan plan = run.stepper->plan().value();
+      EXPECT_LE(result.peak_bytes, plan.choice.peak_bytes);
+      EXPECT_LE(plan.choice.peak_bytes, bytes);
+      EXPECT_EQ(result.step_downs, 0);
+      EXPECT_EQ(result.plan_deviation, "");
+      EXPECT_EQ(plan.bytes.weights.outside > 0, in_shards);
+      EXPECT_THAT(plan.explain(), HasSubstr(in_shards ? "its share of the weights, the gradients"
+                                                      : "all weights, and its share of the gradients"));
+      EXPECT_THAT(plan.explain(), HasSubstr(fmt::format("sends {} of gradients", Bytes(result.bytes_sent).str())));
+    }
+    EXPECT_EQ(run.has_all_weights(), !in_shards);
+    items = run.stepper->plan()->choice.items;
+    within = clones_of(run.model->parameters());
+    group->barrier();
+  }
+  WideRun plain(group, Shard::None, {.micro_batch = items}, frozen);
+  for (int i = 0; i < 3; ++i) {
+    plain.step(i, batch);
+  }
+  EXPECT_TRUE(same_bits(within, clones_of(plain.model->parameters())));
+}
+
+TEST(ShardedWeights, GiveTheSameBitsWithinABudget) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
-    StepperRun run(group, Shard::Weights, {.budget = {.memory = Bytes(1 << 30)}});
-    EXPECT_THAT(error_of<ConfigError>([&] { run.step(0); }), HasSubstr("weights in shards"));
+    for (const int64_t budget : {16 << 20, 4 << 20, 3 << 20}) {
+      expect_the_bits_within(group, Shard::Weights, budget, /*in_shards=*/true);
+    }
+  });
+}
+
+TEST(ShardedWeights, AreChosenWhereNoPlanFitsOtherwise) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    expect_the_bits_within(group, Shard::Auto, 4 << 20, /*in_shards=*/false);
+    expect_the_bits_within(group, Shard::Auto, 3 << 20, /*in_shards=*/true);
+  });
+}
+
+TEST(ShardedWeights, AreChosenWhereTheModelAloneIsLargerThanTheBudget) {
+  on_ranks(4, [] {
+    const auto group = init_process_group(quick());
+    constexpr int64_t kModel = 12 * 4 * WideRun::kWidth * (WideRun::kWidth + 1);
+    expect_the_bits_within(group, Shard::Auto, kModel - 1, /*in_shards=*/true, /*frozen=*/11, /*batch=*/16);
+  });
+}
+
+TEST(ShardedWeights, AreChosenByAllRanksWhereOneRankHasNoRoom) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Bytes budget(live_bytes(torch::kCPU).count() + (7 << 19));
+    torch::Tensor other;
+    WideRun run(group, Shard::Auto, {.budget = {.memory = budget}});
+    for (int i = 0; i < 4; ++i) {
+      if (i == 2 && group->rank() == 1) {
+        other = torch::ones({400 << 8});
+      }
+      run.step(i, i < 2 ? 8 : 16);
+      EXPECT_EQ(run.has_all_weights(), i < 2);
+    }
+    WideRun plain(group, Shard::None, {});
+    for (int i = 0; i < 4; ++i) {
+      plain.step(i, i < 2 ? 8 : 16);
+    }
+    EXPECT_TRUE(same_bits(clones_of(run.model->parameters()), clones_of(plain.model->parameters())));
+    group->barrier();
+  });
+}
+
+TEST(ShardedWeights, AreRefusedIfTheyHaveNoPlanEither) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    WideRun run(group, Shard::Auto, {.budget = {.memory = Bytes(live_bytes(torch::kCPU).count() + (2 << 20))}});
+    EXPECT_THAT(error_of<BudgetExceeded>([&] { run.step(0); }), HasSubstr("no plan was found"));
+    EXPECT_FALSE(run.has_all_weights());
     group->barrier();
   });
 }

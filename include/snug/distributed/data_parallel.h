@@ -92,6 +92,7 @@ enum class Shard {
   None,       ///< every rank has all weights and the sums of all gradients
   Gradients,  ///< every rank has all weights, and the sums of the gradients that the rank's share of the update needs
   Weights,    ///< every rank has the weights and the sums of the gradients of the rank's share
+  Auto,       ///< Gradients; Weights as soon as a rank of a Stepper with a budget finds no plan otherwise
 };
 
 struct GradientBucket {
@@ -144,12 +145,15 @@ struct DataParallelOptions {
   ///
   /// With Weights, each parameter, frozen or not, is on one rank too, and comes to the other ranks while an operator
   /// uses the parameter. Until gather_weights(), these conditions hold:
-  /// - Operators that use the model run on the thread that made the DataParallel, or in its backward passes.
-  /// - On the other ranks the parameter has no memory that a pointer could be to.
+  /// - Operators that use the model run on the thread that made the DataParallel (with Auto, that calls the Stepper),
+  /// or
+  ///   in its backward passes.
+  /// - On the other ranks a request for a pointer to the parameter throws c10::Error.
   /// - Programs write to parameters by operators only, on all ranks alike, and all ranks meet in a barrier() before and
   ///   after the writes.
   ///
-  /// Model and weights may be made in files (TensorsInFile), if no rank has room for the whole model. Algorithm:
+  /// Model and weights may be made in files (TensorsInFile), if no rank has room for the whole model; Auto is Weights
+  /// then. Algorithm:
   /// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 2 and 3.
   Shard shard = Shard::None;
   /// With Shard::Weights, the bytes of other ranks' parameters that are in memory at a time. If the operands of an
