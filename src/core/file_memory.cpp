@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "snug/core.h"
+#include "src/core/has_bytes.h"
 #include "src/core/unnamed_file.h"
 
 namespace snug::detail {
@@ -135,7 +136,7 @@ void let_go_of_pages(const at::Tensor& tensor) {
 }
 
 bool is_in_file(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.has_storage() && FileMemory::holds(tensor.storage().data());
+  return tensor.is_cpu() && tensor.has_storage() && FileMemory::holds(memory_of(tensor.storage()).get());
 }
 
 void for_each_in_files(const std::vector<at::Tensor>& tensors, const std::function<void(at::TensorList)>& work) {

@@ -289,8 +289,8 @@ void DataParallel::Impl::note_written() {
   }
 }
 
-// Weights are sent one by one, because all weights may have no room. Ranks that have the same weights send none: a
-// Stepper refuses a step in which weights are written.
+// Weights are sent one by one, because all weights may have no room. Ranks that have the same weights, by the
+// constructor and by each update, send none: a Stepper refuses a step in which weights are written.
 void DataParallel::Impl::shard_weights(bool are_same) {
   std::vector<detail::WeightShards::Weight> weights;
   std::vector<std::vector<at::Tensor>> on_weight;
@@ -316,30 +316,25 @@ void DataParallel::Impl::shard_weights(bool are_same) {
   owners_->written = [this] { note_written(); };
 }
 
-std::string DataParallel::Impl::division(int64_t micro_batches) const {
-  const auto others = static_cast<int64_t>(group_->size()) - 1;
-  int64_t gradients = 0, weights = 0;  // bytes that this rank sends
-  for (const at::Tensor& parameter : parameters_) {
-    const bool is_own = has_shards() && owners_->of(parameter) == group_->rank();
-    gradients += is_own ? 0 : static_cast<int64_t>(parameter.nbytes());
-    weights += is_own ? others * static_cast<int64_t>(parameter.nbytes()) : 0;
-  }
-  std::string text = fmt::format("Of the {} ranks, ", group_->size());
+std::string DataParallel::Impl::explain_shards() const {
   if (!has_shards()) {
-    text += "each rank has all weights and gradients.";
-  } else if (!weights_) {
-    text += "each rank has all weights, and its share of the gradients and of the optimizer's state.";
-  } else {
-    const int64_t elsewhere = weights_->bytes_elsewhere(), window = weights_->window_bytes();
-    weights *= window < elsewhere ? 2 * micro_batches : 1;  // in forward and in backward
-    text += fmt::format(
-        "each rank has its share of the weights, the gradients and the optimizer's state; {} of weights come from "
-        "other ranks through a window of {}.",
-        Bytes(elsewhere).str(), Bytes(window).str());
+    return fmt::format("Each of the {} ranks has all weights and gradients.\n", group_->size());
   }
-  text += fmt::format(" In a step this rank sends {} of gradients", Bytes(gradients).str());
-  text += has_shards() ? fmt::format(" and about {} of weights.\n", Bytes(weights).str()) : " to an all-reduce.\n";
-  return text;
+  int64_t gradients = 0;
+  for (const at::Tensor& parameter : parameters_) {
+    gradients += owners_->of(parameter) != group_->rank() ? static_cast<int64_t>(parameter.nbytes()) : 0;
+  }
+  const std::string sent =
+      fmt::format("In a step this rank sends {} of gradients to their owners.\n", Bytes(gradients).str());
+  if (!weights_) {
+    return fmt::format(
+        "Each of the {} ranks has all weights, and its share of the gradients and of the optimizer's state. {}",
+        group_->size(), sent);
+  }
+  return fmt::format(
+      "Each of the {} ranks has its share of the weights, the gradients and the optimizer's state. {} of weights come from "
+      "other ranks through a window of {}, as operators take them. {}",
+      group_->size(), Bytes(weights_->bytes_elsewhere()).str(), Bytes(weights_->window_bytes()).str(), sent);
 }
 
 void DataParallel::Impl::gather_weights() {
@@ -347,6 +342,7 @@ void DataParallel::Impl::gather_weights() {
     weights_->bring_all();
     weights_.reset();
     owners_->written = {};
+    options_.shard = Shard::Gradients;  // Auto too: the program has decided
   }
 }
 

@@ -78,9 +78,8 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   void shard_weights(bool are_same);
   /// Null: each rank has all weights.
   const detail::WeightShards* weight_shards() const { return weights_.get(); }
-  /// The parts of the training that this rank shares with the other ranks, and the bytes that this rank sends in a step
-  /// of `micro_batches`, for people.
-  std::string division(int64_t micro_batches) const;
+  /// See StepRanks::explain_shards.
+  std::string explain_shards() const;
   bool has_shards() const { return owners_ != nullptr; }
   /// The norm of the gradients of `parameters`, of all ranks; above 0, `max_norm` limits the norm.
   /// `before_sending`: called when the memory for the norm is allocated, if ranks exchange norms.

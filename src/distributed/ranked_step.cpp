@@ -114,8 +114,10 @@ Bytes RankedStep::smallest_budget(Bytes own, bool plans) const {
   return Bytes(smallest);
 }
 
-std::string RankedStep::division(int64_t micro_batches) const { return parallel_.impl().division(micro_batches); }
+std::string RankedStep::explain_shards() const { return parallel_.impl().explain_shards(); }
 bool RankedStep::can_shard_weights() const { return parallel_.impl().can_shard_weights(); }
+bool RankedStep::has_weight_shards() const { return parallel_.impl().weight_shards() != nullptr; }
+
 void RankedStep::shard_weights() { parallel_.impl().shard_weights(/*are_same=*/true); }
 
 PlacedBytes RankedStep::weights_of_others() const {
@@ -124,7 +126,7 @@ PlacedBytes RankedStep::weights_of_others() const {
                             : PlacedBytes{.in_memory = weights->window_bytes(), .outside = weights->bytes_elsewhere()};
 }
 
-void RankedStep::check_all_fit(Bytes budget, const std::function<int64_t()>& live, const std::exception_ptr& failure) {
+void RankedStep::make_all_fit(Bytes budget, const std::function<int64_t()>& live, const std::exception_ptr& failure) {
   const std::vector<int64_t> all = budget.is_unlimited() ? std::vector<int64_t>() : gather({live(), failure ? 1 : 0});
   if (failure) {
     std::rethrow_exception(failure);
@@ -134,9 +136,11 @@ void RankedStep::check_all_fit(Bytes budget, const std::function<int64_t()>& liv
       throw Error(fmt::format(
           "Stepper: rank {} cannot use its directory for offload; its own message is on its standard error", i / 2));
     }
+  }
+  for (size_t i = 0; i < all.size(); i += 2) {
     if (all[i] > budget.count() && can_shard_weights()) {
       shard_weights();
-      return check_all_fit(budget, live, failure);
+      return make_all_fit(budget, live, nullptr);
     }
     if (all[i] > budget.count()) {
       throw BudgetExceeded(fmt::format(

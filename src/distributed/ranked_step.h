@@ -27,16 +27,17 @@ class RankedStep final : public StepRanks {
   int64_t rank() const override;
   int64_t size() const override;
   const torch::optim::Optimizer* optimizer_of_shards() const override;
-  std::string division(int64_t micro_batches) const override;
+  std::string explain_shards() const override;
   PlacedBytes weights_of_others() const override;
   bool can_shard_weights() const override;
+  bool has_weight_shards() const override;
   void shard_weights() override;
   bool are(const ProcessGroup* group) const override;
   std::shared_ptr<void> rehearse() const override;
   int64_t bucket_bytes() const override;
   int64_t from_rank_zero(int64_t value) const override;
   Bytes smallest_budget(Bytes own, bool plans) const override;
-  void check_all_fit(Bytes budget, const std::function<int64_t()>& live, const std::exception_ptr& failure) override;
+  void make_all_fit(Bytes budget, const std::function<int64_t()>& live, const std::exception_ptr& failure) override;
   std::function<void(const at::Tensor&)> agreement() override;
 
   void open(uint32_t trained) override;

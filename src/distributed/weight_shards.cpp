@@ -11,6 +11,7 @@
 
 #include "snug/core.h"
 #include "src/core/file_memory.h"
+#include "src/core/has_bytes.h"
 #include "src/distributed/process_group_impl.h"
 #include "src/memory/absent_storage.h"
 
@@ -27,7 +28,7 @@ at::Tensor as_tensor(void* memory, size_t bytes) {
 
 // Weights may have been made in files (TensorsInFile), because the whole model has no room in memory.
 void move_into_memory(const c10::Storage& storage) {
-  if (const void* place = storage.data(); FileMemory::holds(place)) {
+  if (const void* place = memory_of(storage).get(); FileMemory::holds(place)) {
     c10::DataPtr memory = c10::GetCPUAllocator()->allocate(storage.nbytes());
     std::memcpy(memory.get(), place, storage.nbytes());
     storage.set_data_ptr_noswap(std::move(memory));
@@ -80,6 +81,11 @@ WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int
       weights_(std::move(weights)),
       requests_(static_cast<size_t>(group.size())),
       waits_(static_cast<size_t>(group.size())) {
+  const bool is_alone = group_.size() == 1;
+  if (!is_alone) {  // first: an exception leaves all weights as they are
+    ProcessGroup::Impl& impl = group_.impl();
+    backend_ = impl.attempt("shard the weights", [&] { return impl.make_another_backend(); });
+  }
   std::vector<c10::Storage> storages;
   for (size_t i = 0; i < weights_.size(); ++i) {
     const Weight& weight = weights_[i];
@@ -92,11 +98,9 @@ WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int
       storages.push_back(weight.storage);
     }
   }
-  if (group_.size() == 1) {
+  if (is_alone) {
     return;
   }
-  ProcessGroup::Impl& impl = group_.impl();
-  backend_ = impl.attempt("shard the weights", [&] { return impl.make_another_backend(); });
   seam_.emplace();
   window_bytes_ = window_for(storages, window);
   home_ = std::make_unique<Home>(*this, window_bytes_);

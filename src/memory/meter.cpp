@@ -10,6 +10,7 @@
 #include "snug/memory.h"
 #include "src/core/has_bytes.h"
 #include "src/core/optimizer_capabilities.h"
+#include "src/memory/absent_storage.h"
 #include "src/memory/allocation_log.h"
 #include "src/memory/device.h"
 #include "src/memory/device_memory.h"
@@ -67,7 +68,8 @@ class MemoryMeter::Impl final : public detail::MemoryObserver {
 std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::named_storages() const {
   std::unordered_map<const void*, Named> named;
   const auto name = [&](const at::Tensor& tensor, Category category) {
-    if (detail::has_bytes(tensor) && is_mine(tensor.device())) {
+    if (detail::has_bytes(tensor) && is_mine(tensor.device()) &&
+        !detail::is_borrowed_or_absent(detail::memory_of(tensor.storage()))) {
       named.try_emplace(detail::memory_of(tensor.storage()).get(),
                         Named{category, static_cast<int64_t>(tensor.storage().nbytes())});
     }

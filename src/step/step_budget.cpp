@@ -33,6 +33,7 @@
 #include "src/core/allocated_bytes.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/memory/device.h"
+#include "src/memory/limit_paused.h"
 
 namespace snug::detail {
 namespace {
@@ -163,7 +164,7 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
 }
 
 void StepBudget::check() const {
-  ranks_.check_all_fit(budget_, [this] { return live_bytes(parameters_.device()).count(); }, no_link_);
+  ranks_.make_all_fit(budget_, [this] { return live_bytes(parameters_.device()).count(); }, no_link_);
   check_budget(budget_, parameters_.device());
 }
 
@@ -174,10 +175,12 @@ const StepPlan* StepBudget::plan(StepToPlan step) {
     return step.counts.batch > 0 ? plan_here(step) : nullptr;
   }
   RankSplit own = planner_->look(step);
+  own.has_no_plan = std::exchange(asks_for_shards_, false) && ranks_.can_shard_weights() ? 1 : 0;
   AgreedSplit all = ranks_.agree_on_split(own);
   while (!all.is_settled) {
     step.counts.at_most = all.at_most;
     if (all.shards_weights) {
+      const LimitPaused unlimited(parameters_.device(), budget_);  // no rank may fail alone
       ranks_.shard_weights();
       planner_->forget_plans();
       step.counts.fixed_bytes = step.trial.fixed_bytes();
@@ -202,18 +205,18 @@ RankSplit StepBudget::plan_or_report(const StepToPlan& step) {
     }
   }
   journal_.take_back();
-  leave_trials(step);
+  end_trials(step);
   return {.at_most = step.counts.at_most, .batch = step.counts.batch, .has_no_plan = 1};
 }
 
 const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
   const auto rehearsal = ranks_.rehearse();
   const StepPlan* plan = planner_->plan(step);
-  leave_trials(step);
+  end_trials(step);
   return plan;
 }
 
-void StepBudget::leave_trials(const StepToPlan& step) {
+void StepBudget::end_trials(const StepToPlan& step) {
   step.trial.unload();
   if (!step.is_within_window) {
     model_place_.begin();          // trials have left gradients in files

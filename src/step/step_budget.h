@@ -57,6 +57,8 @@ class StepBudget {
   /// if no plan moves the state.
   int64_t workspace_bytes() const;
 
+  /// Whether all ranks shard their weights in the next step, if they can: the choices are of a run with such weights.
+  void ask_for_shards(bool asks) { asks_for_shards_ = asks; }
   /// The plan for a step, with the same micro-batch on all ranks. Null if the step has no items.
   const StepPlan* plan(StepToPlan step);
   /// The plan of this rank alone.
@@ -86,7 +88,7 @@ class StepBudget {
 
  private:
   RankSplit plan_or_report(const StepToPlan& step);
-  void leave_trials(const StepToPlan& step);
+  void end_trials(const StepToPlan& step);
 
   StepRanks& ranks_;
   TrainedParameters& parameters_;
@@ -94,6 +96,7 @@ class StepBudget {
   StatePlace state_place_;
   ModelPlace model_place_;
   std::optional<StepPlanner> planner_;
+  bool asks_for_shards_ = false;
   std::exception_ptr no_link_;  // why the link cannot be used for offload
   torch::nn::Module& model_;
   torch::optim::Optimizer& optimizer_;

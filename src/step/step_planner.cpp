@@ -319,15 +319,17 @@ void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
 }
 
 void StepPlanner::set_choices(StepChoices choices) {
-  choices_ = std::move(choices);
   forget_plans();
+  choices_ = std::move(choices);
 }
 
 void StepPlanner::forget_plans() {
   known_.clear();
   file_.reset();
   last_ = nullptr;
-  before_.reset();
+  if (before_) {  // a step that is repeated
+    choices_ = std::exchange(before_, std::nullopt)->choices;
+  }
 }
 
 // --- the file

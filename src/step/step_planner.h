@@ -45,7 +45,7 @@ class StepPlanner {
   /// Takes the choice of all ranks as the choice of this rank.
   void keep(const StepToPlan& step, const AgreedSplit& agreed);
 
-  /// For plans that no longer hold. Choices are kept.
+  /// For plans that no longer hold. Choices are kept, as they were before the first try of the step.
   void forget_plans();
 
   // Events of the last plan: see plan_life.h.

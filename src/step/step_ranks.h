@@ -67,14 +67,14 @@ class StepRanks {
   /// Null: each rank has the sums of all gradients before an update. Otherwise the gradients are in shards, and only
   /// this optimizer can update the model.
   virtual const torch::optim::Optimizer* optimizer_of_shards() const { return nullptr; }
-  /// The parts of the training that this rank shares with the other ranks, and the bytes that this rank sends in a step
-  /// of `micro_batches`, for people. Empty alone.
-  virtual std::string division(int64_t /*micro_batches*/) const { return {}; }
+  /// The parts of the training that are in shards, and the bytes that follow for this rank, for people. Empty alone.
+  virtual std::string explain_shards() const { return {}; }
   /// Weights in shards: the bytes of the weights of other ranks (`outside`), and of the window through which these
   /// weights pass (`in_memory`). Zeros: each rank has all weights.
   virtual PlacedBytes weights_of_others() const { return {}; }
   /// Whether the ranks can take less memory together, by shard_weights().
   virtual bool can_shard_weights() const { return false; }
+  virtual bool has_weight_shards() const { return false; }
   /// Called on all ranks. From here on each rank keeps its share of the weights.
   virtual void shard_weights() {}
   /// Whether the ranks of `group` are these ranks: rehearse() silences such a group.
@@ -92,8 +92,8 @@ class StepRanks {
   /// `live`: bytes on this rank. If a rank has more than `budget`, the ranks shard their weights if they can; otherwise
   /// BudgetExceeded is thrown, on all ranks, naming the rank. `failure`: why this rank cannot go on, or null. The
   /// failure is thrown on this rank, and an Error on the others.
-  virtual void check_all_fit(Bytes /*budget*/, const std::function<int64_t()>& /*live*/,
-                             const std::exception_ptr& failure) {
+  virtual void make_all_fit(Bytes /*budget*/, const std::function<int64_t()>& /*live*/,
+                            const std::exception_ptr& failure) {
     if (failure) {
       std::rethrow_exception(failure);
     }

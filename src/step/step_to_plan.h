@@ -55,8 +55,8 @@ class TrialRunner {
   virtual void put(Placement /*placement*/) {}
   /// The step's bytes under a placement; activations are not counted.
   virtual BytesByKind bytes(Placement /*placement*/) const { return {}; }
-  /// See StepRanks::division.
-  virtual std::string division(int64_t /*micro_batches*/) const { return {}; }
+  /// See StepRanks::explain_shards.
+  virtual std::string explain_shards() const { return {}; }
   /// The present StepCounts::fixed_bytes, without copies in the journal. No items are loaded, and no gradients are
   /// held.
   virtual int64_t fixed_bytes() const = 0;

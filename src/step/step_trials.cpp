@@ -611,7 +611,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
                 .slices = tried.slices,
                 .placement = found.placement,
                 .considered = found.search.explain() + predictions_ + untried_ + told_of_state(found) +
-                              step.trial.division(found.search.choice->micro_batches),
+                              step.trial.explain_shards(),
                 .bytes = step.trial.bytes(found.placement)};
   StepChoice& choice = plan.choice;
   if (!pinned_by_.empty()) {

@@ -159,6 +159,9 @@ class Stepper::Impl {
     precision_.add_to(state);
     if (budget_.is_planning()) {
       state.set("micro_batches", budget_.planner().choices());
+      if (ranks_->has_weight_shards()) {
+        state.set("weights_in_shards", true);
+      }
     }
     if (options_.weights == Weights::Low) {
       StateDict masters;
@@ -183,6 +186,7 @@ class Stepper::Impl {
     }
     if (choices) {
       budget_.planner().set_choices(*std::move(choices));
+      budget_.ask_for_shards(state.contains("weights_in_shards"));
     }
     precision_ = std::move(restored);
     ranks_->catch_up();
@@ -739,7 +743,7 @@ class Stepper::Impl {
       stepper_.budget_.model_place().put(placement.model);
     }
     BytesByKind bytes(Placement placement) const override { return stepper_.budget_.bytes(placement); }
-    std::string division(int64_t micro_batches) const override { return stepper_.ranks_->division(micro_batches); }
+    std::string explain_shards() const override { return stepper_.ranks_->explain_shards(); }
     std::string pinned_by() const override {
       return is_whole_ ? "a Loss::whole" : stepper_.options_.budget.carried.empty() ? "" : "carried state";
     }

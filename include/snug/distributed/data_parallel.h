@@ -92,7 +92,7 @@ enum class Shard {
   None,       ///< every rank has all weights and the sums of all gradients
   Gradients,  ///< every rank has all weights, and the sums of the gradients that the rank's share of the update needs
   Weights,    ///< every rank has the weights and the sums of the gradients of the rank's share
-  Auto,       ///< Gradients; Weights as soon as a rank of a Stepper with a budget finds no plan otherwise
+  Auto,       ///< Gradients; Weights as soon as a rank finds no plan in Stepper::step() otherwise
 };
 
 struct GradientBucket {
@@ -145,9 +145,8 @@ struct DataParallelOptions {
   ///
   /// With Weights, each parameter, frozen or not, is on one rank too, and comes to the other ranks while an operator
   /// uses the parameter. Until gather_weights(), these conditions hold:
-  /// - Operators that use the model run on the thread that made the DataParallel (with Auto, that calls the Stepper),
-  /// or
-  ///   in its backward passes.
+  /// - Operators that use the model run on the thread that sharded the weights, or in backward passes of this thread.
+  ///   With Weights the thread is that of the constructor, with Auto also that of the Stepper.
   /// - On the other ranks a request for a pointer to the parameter throws c10::Error.
   /// - Programs write to parameters by operators only, on all ranks alike, and all ranks meet in a barrier() before and
   ///   after the writes.
@@ -156,8 +155,9 @@ struct DataParallelOptions {
   /// then. Algorithm:
   /// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 2 and 3.
   Shard shard = Shard::None;
-  /// With Shard::Weights, the bytes of other ranks' parameters that are in memory at a time. If the operands of an
-  /// operator are larger, they are all in memory while the operator runs. 0: twice the largest parameter.
+  /// With weights in shards, the bytes of other ranks' parameters that are in memory at a time, at most all of them. If
+  /// the operands of an operator are larger, they are all in memory while the operator runs. 0: twice the largest
+  /// parameter of another rank.
   Bytes window = Bytes(0);
   /// The optimizer that updates the model; needed for shards, and not used otherwise. From here on the optimizer cuts
   /// no parameter of the model.
@@ -238,12 +238,12 @@ class DataParallel final : public detail::TrainingRanks {
   /// Compares checksums of the parameters over all ranks. All ranks must call check_replicas(). Throws
   /// DistributedError, on every rank, if a parameter is not the same on all ranks; the message names the first
   /// different parameter and a rank whose value differs. Causes are memory errors, or a write that not all ranks made.
-  /// No effect with Shard::Weights, which keeps each parameter once.
+  /// No effect with weights in shards, of which each is on one rank.
   void check_replicas() const;
 
-  /// Ends Shard::Weights: all ranks get all weights, and training goes on as with Shard::Gradients. All ranks must call
-  /// gather_weights(). No effect without Shard::Weights. A DataParallel that ends without gather_weights() leaves each
-  /// rank the rank's own weights only.
+  /// Ends weights in shards: all ranks get all weights, and training goes on as with Shard::Gradients. All ranks must
+  /// call gather_weights(). No effect without weights in shards. A DataParallel that ends without gather_weights()
+  /// leaves each rank the rank's own weights only.
   void gather_weights();
 
   std::unique_ptr<detail::StepRanks> step_ranks(const std::vector<at::Tensor>& of_model) override;
