@@ -182,6 +182,25 @@ bool StepTrials::count_idle_state() {
   return std::exchange(counts_.idle_state_bytes, 0) > 0;
 }
 
+void StepTrials::allow_for(const StepTrials& earlier) {
+  StepTrials roomy = *this;
+  roomy.counts_.left_free = std::max(counts_.left_free, earlier.counts_.left_free);
+  for (auto& [items, tried] : roomy.tried_) {
+    const auto before = kind_ == earlier.kind_ ? earlier.tried_.find(items) : earlier.tried_.end();
+    if (before == earlier.tried_.end() || before->second.slices != tried.slices) {
+      continue;
+    }
+    if (auto both = plan::larger_of(tried.profile, before->second.profile)) {
+      tried.profile = *std::move(both);
+      tried.verified.reset();
+      tried.searches.reset();
+    }
+  }
+  if (roomy.has_found()) {
+    *this = std::move(roomy);
+  }
+}
+
 // --- trying
 
 void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) {

@@ -41,7 +41,7 @@ TEST(PlanLife, IsATable) {
        {Row{PlanEvent::Made, Prove, Prove, Prove}, Row{PlanEvent::MadeOtherwise, PlanAnew, Prove, Prove},
         Row{PlanEvent::NoRoom, PlanAnew, LeaveMoreFree, LeaveMoreFree},
         Row{PlanEvent::NoRoomOtherwise, PlanAnew, PlanAnew, PlanAnew},
-        Row{PlanEvent::NoRoomKeptAll, PlanAnew, LeaveMoreFree, PlanAnew}}) {
+        Row{PlanEvent::NoRoomLarger, PlanAnew, LeaveMoreFree, PlanAnew}}) {
     SCOPED_TRACE(static_cast<int>(row.event));
     EXPECT_EQ(next_of(PlanState::Read, row.event), row.read);
     EXPECT_EQ(next_of(PlanState::Tried, row.event), row.tried);
