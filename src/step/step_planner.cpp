@@ -150,10 +150,10 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
 }
 
 // Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits
-// and more can be tried. A plan that ran out of memory is not made anew here (plan_life.h says when), but with the
-// model in files.
+// and more can be tried. A plan that ran out of memory is made anew once in a step.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   const bool may_leave = known.plan.placement.model == Place::Memory && step.counts.model_in_file.can_leave();
+  const bool may_be_anew = known.is_stale ? !before_ || !before_->outgrown : known.trials.may_try_more(step);
   std::exception_ptr refusal;
   try {
     step.trial.put(known.trials.while_trying());
@@ -161,14 +161,17 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
     choose(known, step);
     return;
   } catch (const BudgetExceeded&) {
-    if (!may_leave && (known.is_stale || !known.trials.may_try_more(step))) {
+    if (!may_leave && !may_be_anew) {
       throw;
     }
     refusal = std::current_exception();
   }
   try {
-    known = known.is_stale ? *try_with(step, place_outside(limits_.device), &known.trials)
-                           : plan_anew(step, &known.trials);
+    if (before_) {
+      before_->outgrown = known.trials;
+    }
+    known = may_be_anew ? plan_anew(step, &known.trials)
+                        : *try_with(step, place_outside(limits_.device), &known.trials);
   } catch (const BudgetExceeded& error) {
     if (error.smallest_feasible().count() == 0) {  // the trials so far may know a budget
       std::rethrow_exception(refusal);

@@ -131,6 +131,7 @@ class StepTrials {
   bool predict(int64_t items, const StepTrials& from, int64_t large);
   int64_t predict_whole(const StepToPlan& step, int64_t most, StepTrials& parts);
   bool predict_halves(const StepToPlan& step, int64_t most, StepTrials& parts, int64_t large);
+  bool is_hopeless(int64_t items) const;
   bool is_enough(int64_t items) const;
   bool run_the_best(const StepToPlan& step);
   void run_predicted(const StepToPlan& step, int64_t items);
@@ -144,8 +145,11 @@ class StepTrials {
   std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
   std::string told_of_state(const Found& found) const;
   plan::Search smallest_budget(const StepToPlan& step) const;
+  plan::Search smallest_budget_of(int64_t items, Tried predicted);
   [[noreturn]] void refuse(const plan::Search& found, bool has_failed) const;
 
+  // Whether so many items, or fewer, ran out of memory without a plan.
+  bool does_not_fit(int64_t items) const { return least_too_many_ > 0 && items >= least_too_many_; }
   // Whether no smaller micro-batch can be tried.
   bool is_least(const StepToPlan& step, int64_t items) const {
     return items == 1 || step.micro_batch > 0 || (!pinned_by_.empty() && items == step.counts.batch);
@@ -188,8 +192,9 @@ class StepTrials {
   std::string pinned_by_;           // why the batch is not cut
   std::string untried_;             // the micro-batches that did not run, for people
   std::string predictions_;         // the micro-batches that were only predicted, for people
+  std::optional<Tried> hopeless_ = {};  // the batch, which is not cut, if its prediction shows that no plan fits
   bool can_slice_ = false;          // the model asked for the number of slices
-  int64_t does_not_fit_ = 0;        // items that ran out of memory without a plan; 0: none
+  int64_t least_too_many_ = 0;      // the fewest items that ran out of memory without a plan; 0: none
   int64_t measured_for_ = 0;        // items of a micro-batch that cannot run, while its parts are tried; otherwise 0
 };
 
