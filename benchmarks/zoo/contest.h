@@ -83,10 +83,11 @@ class Contest {
   /// The time in which a Stepper plans its first step in `percent` of the bytes of a plain step, as a median.
   Planning time_planning(int percent, int turns) {
     SGD optimizer(leaves_, {.lr = 0});
-    const snug::Batch batch(entry_.batch);
-    const auto loss_of = [this](const snug::Batch& micro) {
-      const Tensor loss = entry_.loss_of(micro.tensors(), run_plainly);
-      return entry_.splits_over_batch ? Loss::mean(loss, micro.size()) : Loss::whole(loss);
+    const bool splits = entry_.splits_over_batch;
+    const snug::Batch batch(splits ? entry_.batch : Batch{entry_.batch[0]});
+    const auto loss_of = [&](const snug::Batch& micro) {
+      return splits ? Loss::mean(entry_.loss_of(micro.tensors(), run_plainly), micro.size())
+                    : Loss::whole(entry_.loss_of(entry_.batch, run_plainly));
     };
     drop_gradients();
     const int64_t level = live_bytes(torch::kCPU).count();

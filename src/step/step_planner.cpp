@@ -153,7 +153,8 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
 // and more can be tried. A plan that ran out of memory is made anew once in a step.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   const bool may_leave = known.plan.placement.model == Place::Memory && step.counts.model_in_file.can_leave();
-  const bool may_be_anew = known.is_stale ? !before_ || !before_->outgrown : known.trials.may_try_more(step);
+  const int64_t left_free = known.trials.counts().left_free;
+  bool may_be_anew = false;
   std::exception_ptr refusal;
   try {
     step.trial.put(known.trials.while_trying());
@@ -161,6 +162,8 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
     choose(known, step);
     return;
   } catch (const BudgetExceeded&) {
+    const bool has_failed = known.trials.counts().left_free > left_free;  // when a plan was tried
+    may_be_anew = known.is_stale ? !before_ || !before_->outgrown : has_failed || known.trials.may_try_more(step);
     if (!may_leave && !may_be_anew) {
       throw;
     }

@@ -185,7 +185,6 @@ bool StepTrials::count_idle_state() {
 
 void StepTrials::allow_for(const StepTrials& earlier) {
   StepTrials roomy = *this;
-  roomy.counts_.left_free = std::max(counts_.left_free, earlier.counts_.left_free);
   for (auto& [items, tried] : roomy.tried_) {
     const auto before = kind_ == earlier.kind_ ? earlier.tried_.find(items) : earlier.tried_.end();
     if (before == earlier.tried_.end() || before->second.slices != tried.slices) {
@@ -197,8 +196,12 @@ void StepTrials::allow_for(const StepTrials& earlier) {
       tried.searches.reset();
     }
   }
-  if (roomy.has_found()) {
-    *this = std::move(roomy);
+  for (const int64_t left_free : {earlier.counts_.left_free, counts_.left_free}) {
+    roomy.counts_.left_free = std::max(counts_.left_free, left_free);
+    if (roomy.has_found()) {
+      *this = std::move(roomy);
+      return;
+    }
   }
 }
 

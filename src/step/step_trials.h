@@ -47,7 +47,8 @@ class StepTrials {
   /// Plans leave so many bytes free.
   void leave_free(int64_t bytes) { counts_.left_free = bytes; }
   /// For a step that has outgrown a plan from `earlier` trials. Sizes that the data decide differ from step to step. So
-  /// from here on plans have room for the results of both steps, and leave as much free as before, if anything fits so.
+  /// from here on plans have room for the results of both steps, and leave as much free as before, as far as something
+  /// fits so.
   void allow_for(const StepTrials& earlier);
   /// From here on the state is outside, even if memory is faster.
   void keep_state_outside() { state_must_be_outside_ = true; }
