@@ -149,12 +149,11 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   return &known->plan;
 }
 
-// Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits
-// and more can be tried. A plan that ran out of memory is made anew once in a step.
+// Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits,
+// once in a step.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   const bool may_leave = known.plan.placement.model == Place::Memory && step.counts.model_in_file.can_leave();
-  const int64_t left_free = known.trials.counts().left_free;
-  bool may_be_anew = false;
+  const bool may_be_anew = !before_ || !before_->outgrown;
   std::exception_ptr refusal;
   try {
     step.trial.put(known.trials.while_trying());
@@ -162,8 +161,6 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
     choose(known, step);
     return;
   } catch (const BudgetExceeded&) {
-    const bool has_failed = known.trials.counts().left_free > left_free;  // when a plan was tried
-    may_be_anew = known.is_stale ? !before_ || !before_->outgrown : has_failed || known.trials.may_try_more(step);
     if (!may_leave && !may_be_anew) {
       throw;
     }

@@ -196,7 +196,7 @@ void StepTrials::allow_for(const StepTrials& earlier) {
       tried.searches.reset();
     }
   }
-  for (const int64_t left_free : {earlier.counts_.left_free, counts_.left_free}) {
+  for (const int64_t left_free : {earlier.more_left_free(), earlier.counts_.left_free, counts_.left_free}) {
     roomy.counts_.left_free = std::max(counts_.left_free, left_free);
     if (roomy.has_found()) {
       *this = std::move(roomy);

@@ -47,8 +47,8 @@ class StepTrials {
   /// Plans leave so many bytes free.
   void leave_free(int64_t bytes) { counts_.left_free = bytes; }
   /// For a step that has outgrown a plan from `earlier` trials. Sizes that the data decide differ from step to step. So
-  /// from here on plans have room for the results of both steps, and leave as much free as before, as far as something
-  /// fits so.
+  /// from here on plans have room for the results of both steps, and leave more memory free than before, as far as
+  /// something fits so.
   void allow_for(const StepTrials& earlier);
   /// From here on the state is outside, even if memory is faster.
   void keep_state_outside() { state_must_be_outside_ = true; }
@@ -68,10 +68,6 @@ class StepTrials {
   bool has_found() const { return search(0).search.choice.has_value(); }
   /// Tries until something fits, if anything fits. `before`: the choice of an earlier run, tried first, or null.
   void run(const StepToPlan& step, const Choice* before) { try_slices(step, try_all(step, before)); }
-  /// Whether other micro-batches than those that were tried may fit. A plan of another program has no trials.
-  bool may_try_more(const StepToPlan& step) const {
-    return tried_.empty() || (step.micro_batch == 0 && pinned_by_.empty() && tried_.begin()->first > 1);
-  }
   /// Like run(), for a step that has outgrown a plan of micro-batches of `items`.
   void run_again(const StepToPlan& step, const Choice* before, int64_t items);
   /// The fastest plan that fits. After a step ran out of memory, micro-batches of `same` items come first, because the
