@@ -12,8 +12,8 @@
 // the processor, over that of a plain step, as the median of N ratios, with the lowest and highest; the two take turns.
 // A Stepper's choice is the faster of a plan for the batch and of one for each half. Two ways whose medians each lie
 // within the other's range cannot be told apart. Exit status 1 if a way has other bits than the same micro-batches
-// without a plan, or a plan takes more bytes than predicted. Planning: of a Stepper's first step, in plain steps, as the
-// median of N.
+// without a plan, or a plan takes more bytes than predicted. Planning: of a Stepper's first step, in plain steps, as
+// the median of N.
 
 #include <charconv>
 #include <iostream>

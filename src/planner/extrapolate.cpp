@@ -26,7 +26,8 @@ bool changes_memory(const Event& event) {
 }
 
 // Moves `event` to the next event of another kind, and `level` along. Returns the highest level on the way.
-int64_t pass_changes(std::vector<Event>::const_iterator& event, std::vector<Event>::const_iterator end, int64_t& level) {
+int64_t pass_changes(std::vector<Event>::const_iterator& event, std::vector<Event>::const_iterator end,
+                     int64_t& level) {
   int64_t high = level;
   for (; event != end && changes_memory(*event); ++event) {
     level += event->kind == EventKind::Allocate ? event->bytes : -event->bytes;
@@ -102,8 +103,8 @@ std::optional<Profile> larger_of(const Profile& one, const Profile& other) {
   auto here = one.events.begin(), there = other.events.begin();
   for (;; ++here, ++there) {
     const int64_t before = std::max(of_one, of_other);
-    const int64_t high = std::max(pass_changes(here, one.events.end(), of_one),
-                                  pass_changes(there, other.events.end(), of_other));
+    const int64_t high =
+        std::max(pass_changes(here, one.events.end(), of_one), pass_changes(there, other.events.end(), of_other));
     if (high > before) {
       result.events.push_back({EventKind::Allocate, 0, high - before});
     }

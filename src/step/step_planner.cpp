@@ -170,8 +170,8 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
     if (before_) {
       before_->outgrown = known.trials;
     }
-    known = may_be_anew ? plan_anew(step, &known.trials)
-                        : *try_with(step, place_outside(limits_.device), &known.trials);
+    known =
+        may_be_anew ? plan_anew(step, &known.trials) : *try_with(step, place_outside(limits_.device), &known.trials);
   } catch (const BudgetExceeded& error) {
     if (error.smallest_feasible().count() == 0) {  // the trials so far may know a budget
       std::rethrow_exception(refusal);

@@ -89,7 +89,7 @@ class StepPlanner {
   struct Before {
     Known known;
     StepChoices choices;
-    int times_left_free = 0;                   // in the step
+    int times_left_free = 0;                  // in the step
     std::optional<StepTrials> outgrown = {};  // of the plan that was given up in the step
   };
 

@@ -33,7 +33,9 @@
 // A prediction is wrong if bytes do not lie on a line, as with all pairs of items, or if many items have other
 // operators. A wrong prediction costs a run, and never makes a wrong plan, because a run proves each plan. Small
 // micro-batches with different operators predict nothing. Then, and if no predicted plan runs, the batch, its half and
-// so on have profiles of their own (try_each). Batches below 8 items, carried state and slices are not predicted.
+// so on have profiles of their own (try_each). A batch that is not cut, and that no plan fits by the prediction, does
+// not run at all: the prediction names the smallest budget. Batches below 8 items, carried state and slices are not
+// predicted.
 //
 // An earlier run's choice is profiled first, and ends the search if the choice fits. Candidates end with the first
 // micro-batch whose plan takes at most plan::kApart times as long as no plan, because a smaller one does the same work
@@ -359,7 +361,8 @@ bool StepTrials::predict_halves(const StepToPlan& step, int64_t most, StepTrials
   return true;
 }
 
-// Whether a prediction shows that no plan fits. A prediction may be wrong, so the bound must be clearly above the budget.
+// Whether a prediction shows that no plan fits. A prediction may be wrong, so the bound must be clearly above the
+// budget.
 bool StepTrials::is_hopeless(int64_t items) const {
   const int64_t bound = plan::lower_bound_bytes(tried_.at(items).search().simulator);
   return bytes_beside(items, with_state(farthest_state())) + bound > limits_->budget + limits_->budget / 16;

@@ -185,14 +185,14 @@ class StepTrials {
   Placement placement_;  // of the last plan
   bool state_must_be_outside_ = false;
   bool trusts_idle_state_ = true;
-  std::map<int64_t, Tried> tried_;  // by items
-  std::string pinned_by_;           // why the batch is not cut
-  std::string untried_;             // the micro-batches that did not run, for people
-  std::string predictions_;         // the micro-batches that were only predicted, for people
+  std::map<int64_t, Tried> tried_;      // by items
+  std::string pinned_by_;               // why the batch is not cut
+  std::string untried_;                 // the micro-batches that did not run, for people
+  std::string predictions_;             // the micro-batches that were only predicted, for people
   std::optional<Tried> hopeless_ = {};  // the batch, which is not cut, if its prediction shows that no plan fits
-  bool can_slice_ = false;          // the model asked for the number of slices
-  int64_t least_too_many_ = 0;      // the fewest items that ran out of memory without a plan; 0: none
-  int64_t measured_for_ = 0;        // items of a micro-batch that cannot run, while its parts are tried; otherwise 0
+  bool can_slice_ = false;              // the model asked for the number of slices
+  int64_t least_too_many_ = 0;          // the fewest items that ran out of memory without a plan; 0: none
+  int64_t measured_for_ = 0;  // items of a micro-batch that cannot run, while its parts are tried; otherwise 0
 };
 
 }  // namespace snug::detail

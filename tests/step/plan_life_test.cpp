@@ -175,9 +175,7 @@ TEST(PlanLife, OfStepsWhoseSizesTheDataDecideIsThatOfFewPlans) {
     torch::manual_seed(static_cast<uint64_t>(step));
     return Batch{torch::randn({400, 48}) + 3 * torch::randn({1, 48})};
   };
-  const auto loss_of = [](Experts& model, const Batch& b) {
-    return Loss::whole(model.forward(b[0]).square().mean());
-  };
+  const auto loss_of = [](Experts& model, const Batch& b) { return Loss::whole(model.forward(b[0]).square().mean()); };
   const auto plain = make_model(), planned = make_model();
   SGD plain_optimizer(plain->parameters(), {.lr = 0.01}), optimizer(planned->parameters(), {.lr = 0.01});
   Stepper unlimited(*plain, plain_optimizer);
