@@ -18,6 +18,8 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
 #include "src/planner/bound.h"
 #include "src/planner/search.h"
 #include "src/remat/activation_plan.h"
@@ -43,6 +45,12 @@ struct Way {
   std::vector<double> ratios = {};  ///< time of the way over time of a plain step, sorted
 
   double ratio() const { return ratios.empty() ? 0 : ratios[ratios.size() / 2]; }
+};
+
+/// What planning takes, and what comes of it.
+struct Planning {
+  double seconds = 0, plain_seconds = 0;  ///< of the processor; of a plain step
+  std::string outcome = {};               ///< "micro-batches x items", or "refused"
 };
 
 inline double seconds_of(const std::function<void()>& work) { return measure::busy_seconds_of(torch::kCPU, work); }
@@ -72,11 +80,39 @@ class Contest {
     at_floor = simulator.at_peak(plan::Solver(simulator).smallest().stays);
   }
 
-  /// plan_activations from nothing, in half of the plain peak or the floor.
-  void time_planning() {
-    const Bytes budget(std::max(ways[0].peak_bytes / 2, floor_bytes));
+  /// The time in which a Stepper plans its first step in `percent` of the bytes of a plain step, as a median.
+  Planning time_planning(int percent, int turns) {
+    SGD optimizer(leaves_, {.lr = 0});
+    const bool splits = entry_.splits_over_batch;
+    const snug::Batch batch(splits ? entry_.batch : Batch{entry_.batch[0]});
+    const auto loss_of = [&](const snug::Batch& micro) {
+      return splits ? Loss::mean(entry_.loss_of(micro.tensors(), run_plainly), micro.size())
+                    : Loss::whole(entry_.loss_of(entry_.batch, run_plainly));
+    };
     drop_gradients();
-    planning_seconds = seconds_of([&] { plan_activations(forward(), budget); });
+    const int64_t level = live_bytes(torch::kCPU).count();
+    Planning planning;
+    std::vector<double> seconds, plain_steps;
+    for (int turn = 0; turn < turns; ++turn) {
+      Stepper plain(*entry_.module, optimizer);
+      StepResult result = plain.step(batch, loss_of);
+      plain_steps.push_back(seconds_of([&] { result = plain.step(batch, loss_of); }));
+      drop_gradients();
+      const Bytes budget(level + (result.peak_bytes - level) * percent / 100);
+      Stepper planned(*entry_.module, optimizer, {.budget = {.memory = budget}});
+      seconds.push_back(seconds_of([&] {
+        try {
+          const StepChoice choice = planned.plan_for(batch, loss_of)->choice;
+          planning.outcome = fmt::format("{} x {}", choice.micro_batches, choice.items);
+        } catch (const BudgetExceeded&) {
+          planning.outcome = "refused";
+        }
+      }));
+      drop_gradients();
+    }
+    planning.seconds = measure::spread_of(seconds).median;
+    planning.plain_seconds = measure::spread_of(plain_steps).low;
+    return planning;
   }
 
   void add_by_hand() {
@@ -170,11 +206,10 @@ class Contest {
   std::vector<Way> ways{{.name = "plain"}};
   plan::Profile profile;
   double profile_seconds = 0;
-  double floor_seconds = 0;     ///< to find floor_bytes
-  double planning_seconds = 0;  ///< by plan_activations, in half of the peak
-  int64_t floor_bytes = 0;      ///< the smallest budget for which a plan was found
-  int64_t least_bytes = 0;      ///< proven: no plan takes fewer
-  plan::AtPeak at_floor;        ///< alive at the peak of a plan in floor_bytes
+  double floor_seconds = 0;  ///< to find floor_bytes
+  int64_t floor_bytes = 0;   ///< the smallest budget for which a plan was found
+  int64_t least_bytes = 0;   ///< proven: no plan takes fewer
+  plan::AtPeak at_floor;     ///< alive at the peak of a plan in floor_bytes
   double plain_seconds = 1e9;
 
  private:

@@ -16,9 +16,9 @@ double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-double seconds_of_this_thread() {
+double processor_seconds(clockid_t clock) {
   timespec time = {};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  ::clock_gettime(clock, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
@@ -37,7 +37,8 @@ OperatorClock::Mark OperatorClock::mark() {
     host_.push_back(steady_seconds());
     rusage usage = {};
     ::getrusage(RUSAGE_THREAD, &usage);
-    threads_.push_back({std::this_thread::get_id(), usage.ru_nvcsw, seconds_of_this_thread()});
+    threads_.push_back({std::this_thread::get_id(), usage.ru_nvcsw, processor_seconds(CLOCK_THREAD_CPUTIME_ID),
+                        processor_seconds(CLOCK_PROCESS_CPUTIME_ID)});
     return host_.size() - 1;
   }
   host_.push_back(host_clock.load()());
@@ -71,10 +72,17 @@ std::vector<double> OperatorClock::of_host(const std::vector<Span>& spans) const
 }
 
 double OperatorClock::host_seconds(const Span& span) const {
+  constexpr double kHelp = 1. / 16;  // of the thread's own work: less than that helps nobody
   const auto [from, to] = span;
-  const bool only_computes =
-      !threads_.empty() && threads_[from].id == threads_[to].id && threads_[from].waits == threads_[to].waits;
-  return only_computes ? threads_[to].seconds - threads_[from].seconds : host_[to] - host_[from];
+  const double wall = host_[to] - host_[from];
+  if (threads_.empty() || threads_[from].id != threads_[to].id) {
+    return wall;
+  }
+  const double own = threads_[to].seconds - threads_[from].seconds;
+  const double others = threads_[to].of_process - threads_[from].of_process - own;
+  const bool only_computes = threads_[from].waits == threads_[to].waits;
+  const bool is_helped = others > kHelp * own;
+  return only_computes ? own : is_helped ? std::min(wall, std::max(own, others)) : wall;
 }
 
 }  // namespace snug::detail

@@ -1,8 +1,10 @@
 #pragma once
-// OperatorClock: the time that work takes on a device. A CPU is done when an operator returns. If the calling thread
-// only computes, the thread's processor time counts, so time in which other processes have the processor does not. If
-// the thread waits, for a file or for other threads, the time of the wall counts. Other devices only queue the work, so
-// the time is measured between two events in the queue. If the device waits for the host, the host's time counts.
+// OperatorClock: the time that work takes on a device. A CPU is done when an operator returns. Processor time counts,
+// so time in which other processes have the processor does not: if the calling thread only computes, the thread's own
+// time; if the thread waits while other threads of the process compute, as in a parallel loop, the longer of the
+// thread's own time and the others', and at most the time of the wall. If the thread waits for anything else, as for a
+// file, the time of the wall counts. Other devices only queue the work, so the time is measured between two events in
+// the queue. If the device waits for the host, the host's time counts.
 
 #include <cstddef>
 #include <thread>
@@ -48,8 +50,9 @@ class OperatorClock {
   bool is_bound_by_host_ = false;
   struct Thread {
     std::thread::id id;
-    long waits;      // how often the thread has given the processor up by itself
-    double seconds;  // of the processor, that the thread has had
+    long waits;         // how often the thread has given the processor up by itself
+    double seconds;     // of the processor, that the thread has had
+    double of_process;  // the same of all threads
   };
 
   std::vector<double> host_;        // seconds

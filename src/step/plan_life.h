@@ -10,8 +10,8 @@
 // - Nobody in this program has tried a plan from a file, so nothing about such a plan is trusted.
 // - Operators that differ from step to step, as with dropped layers, do no harm to a step that fits: from the first
 //   different operator on, everything is kept.
-// - Results larger than planned, as when the data route rows to experts, count as planned: larger results need more
-//   room, and no other plan.
+// - Results larger than planned, as when the data route rows to experts, do no harm to a step that fits. If a proven
+//   plan runs out of memory so, a new plan is made for the larger results of all such steps (StepTrials::allow_for).
 // - Nobody compares the operators of a plan that keeps everything. If such a plan was proven, and a later step runs out
 //   of memory, the later step is a larger step.
 //
@@ -29,9 +29,9 @@ enum class PlanState : uint8_t { Read, Tried, Proven };
 enum class PlanEvent : uint8_t {
   Made,             ///< as planned
   MadeOtherwise,    ///< with other operators
-  NoRoom,           ///< out of memory, as planned or with larger results
+  NoRoom,           ///< out of memory, as planned
   NoRoomOtherwise,  ///< out of memory, with other operators
-  NoRoomKeptAll,    ///< out of memory; nobody has compared operators
+  NoRoomLarger,     ///< out of memory, with larger results, or with everything kept, when nobody compares operators
 };
 
 enum class PlanNext : uint8_t { Prove, LeaveMoreFree, PlanAnew };
@@ -45,7 +45,7 @@ constexpr PlanNext next_of(PlanState state, PlanEvent event) {
       {PlanAnew, Prove, Prove},                  // MadeOtherwise
       {PlanAnew, LeaveMoreFree, LeaveMoreFree},  // NoRoom
       {PlanAnew, PlanAnew, PlanAnew},            // NoRoomOtherwise
-      {PlanAnew, LeaveMoreFree, PlanAnew},       // NoRoomKeptAll
+      {PlanAnew, LeaveMoreFree, PlanAnew},       // NoRoomLarger
   };
   return kTable[static_cast<size_t>(event)][static_cast<size_t>(state)];
 }

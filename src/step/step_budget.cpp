@@ -244,8 +244,9 @@ bool StepBudget::take_less(Repeats repeats) {
     return false;
   }
   const bool keeps_all = planner_->last() != nullptr && planner_->watched() == nullptr;
-  if (!planner_->step_down(keeps_all             ? PlanEvent::NoRoomKeptAll
-                           : tries_.follows_plan ? PlanEvent::NoRoom
+  const bool is_as_planned = tries_.deviation.empty() && !keeps_all;
+  if (!planner_->step_down(is_as_planned         ? PlanEvent::NoRoom
+                           : tries_.follows_plan ? PlanEvent::NoRoomLarger
                                                  : PlanEvent::NoRoomOtherwise)) {
     return false;
   }

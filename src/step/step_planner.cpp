@@ -127,7 +127,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     return nullptr;  // gradients of the window may be in files
   }
   if (known == nullptr) {
-    Known made = plan_anew(step);
+    Known made = plan_anew(step, before_ && before_->outgrown ? &*before_->outgrown : nullptr);
     leave_room(made, step);
     known_.remove_if([&](const Known& old) {
       return old.trials.counts().batch <= step.counts.batch && covers(step.kind, old.trials.kind());
@@ -149,11 +149,11 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   return &known->plan;
 }
 
-// Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits
-// and more can be tried. A plan that ran out of memory is not made anew here (plan_life.h says when), but with the
-// model in files.
+// Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits,
+// once in a step.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   const bool may_leave = known.plan.placement.model == Place::Memory && step.counts.model_in_file.can_leave();
+  const bool may_be_anew = !before_ || !before_->outgrown;
   std::exception_ptr refusal;
   try {
     step.trial.put(known.trials.while_trying());
@@ -161,13 +161,17 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
     choose(known, step);
     return;
   } catch (const BudgetExceeded&) {
-    if (!may_leave && (known.is_stale || !known.trials.may_try_more(step))) {
+    if (!may_leave && !may_be_anew) {
       throw;
     }
     refusal = std::current_exception();
   }
   try {
-    known = known.is_stale ? *try_with(step, place_outside(limits_.device)) : plan_anew(step);
+    if (before_) {
+      before_->outgrown = known.trials;
+    }
+    known =
+        may_be_anew ? plan_anew(step, &known.trials) : *try_with(step, place_outside(limits_.device), &known.trials);
   } catch (const BudgetExceeded& error) {
     if (error.smallest_feasible().count() == 0) {  // the trials so far may know a budget
       std::rethrow_exception(refusal);
@@ -177,18 +181,19 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
 }
 
 // The faster plan of two: with the model in memory, and with the model in files. If neither fits, the exception is that
-// of the files, unless only the trials in memory know a budget.
-StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
+// of the files, unless only the trials in memory know a budget. `outgrown`: the trials of a plan that was too small for
+// the step, or null.
+StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step, const StepTrials* outgrown) {
   std::optional<Known> in_memory, outside;
   std::optional<StepTrials> refused;
   if (stays_.model == Place::Memory) {
-    in_memory = try_with(step, Place::Memory, &refused);
+    in_memory = try_with(step, Place::Memory, outgrown, &refused);
     if (in_memory && !is_worth_files(*in_memory, step)) {
       return *std::move(in_memory);
     }
   }
   try {
-    outside = try_with(step, place_outside(limits_.device));
+    outside = try_with(step, place_outside(limits_.device), outgrown);
   } catch (const std::exception& error) {
     const auto* const no_plan = dynamic_cast<const BudgetExceeded*>(&error);
     if (refused && no_plan != nullptr && no_plan->smallest_feasible().count() == 0) {
@@ -209,7 +214,7 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
 
 // None: nothing fits, or not even the present tensors fit. Then the caller tries with the model in files.
 // `refused`: for the trials of which nothing fits.
-std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, Place model,
+std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, Place model, const StepTrials* outgrown,
                                                         std::optional<StepTrials>* refused) {
   Known known{.trials = StepTrials(step, limits_, model)};
   const bool is_last_way = model != Place::Memory || !step.counts.model_in_file.can_leave();
@@ -233,6 +238,9 @@ std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, 
       *refused = std::move(known.trials);
     }
     return std::nullopt;
+  }
+  if (outgrown != nullptr) {
+    known.trials.allow_for(*outgrown);
   }
   choose(known, step);
   return known;
@@ -416,9 +424,10 @@ bool StepPlanner::step_down(PlanEvent event) {
       return true;
     }
   }
-  if (std::exchange(before_->is_anew, true)) {
+  if (before_->outgrown) {
     return false;
   }
+  before_->outgrown = last_->trials;
   forget(std::exchange(last_, nullptr));
   return true;
 }

@@ -92,13 +92,14 @@ class StepPlanner {
   struct Before {
     Known known;
     StepChoices choices;
-    int times_left_free = 0;  // in the step
-    bool is_anew = false;     // whether the step was planned again
+    int times_left_free = 0;                  // in the step
+    std::optional<StepTrials> outgrown = {};  // of the plan that was given up in the step
   };
 
-  Known plan_anew(const StepToPlan& step);
+  Known plan_anew(const StepToPlan& step, const StepTrials* outgrown);
   void plan_again(Known& known, const StepToPlan& step);
-  std::optional<Known> try_with(const StepToPlan& step, Place model, std::optional<StepTrials>* refused = nullptr);
+  std::optional<Known> try_with(const StepToPlan& step, Place model, const StepTrials* outgrown,
+                                std::optional<StepTrials>* refused = nullptr);
   bool is_worth_files(const Known& in_memory, const StepToPlan& step) const;
   Known* find(const StepToPlan& step);
   // A model outside does not come back to memory.

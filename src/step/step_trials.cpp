@@ -33,7 +33,9 @@
 // A prediction is wrong if bytes do not lie on a line, as with all pairs of items, or if many items have other
 // operators. A wrong prediction costs a run, and never makes a wrong plan, because a run proves each plan. Small
 // micro-batches with different operators predict nothing. Then, and if no predicted plan runs, the batch, its half and
-// so on have profiles of their own (try_each). Batches below 8 items, carried state and slices are not predicted.
+// so on have profiles of their own (try_each). A batch that is not cut, and that no plan fits by the prediction, does
+// not run at all: the prediction names the smallest budget. Batches below 8 items, carried state and slices are not
+// predicted.
 //
 // An earlier run's choice is profiled first, and ends the search if the choice fits. Candidates end with the first
 // micro-batch whose plan takes at most plan::kApart times as long as no plan, because a smaller one does the same work
@@ -57,6 +59,7 @@
 #include "src/core/first_line.h"
 #include "src/core/other_state.h"
 #include "src/memory/device_memory.h"
+#include "src/planner/bound.h"
 #include "src/planner/extrapolate.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
@@ -182,6 +185,28 @@ bool StepTrials::count_idle_state() {
   return std::exchange(counts_.idle_state_bytes, 0) > 0;
 }
 
+void StepTrials::allow_for(const StepTrials& earlier) {
+  StepTrials roomy = *this;
+  for (auto& [items, tried] : roomy.tried_) {
+    const auto before = kind_ == earlier.kind_ ? earlier.tried_.find(items) : earlier.tried_.end();
+    if (before == earlier.tried_.end() || before->second.slices != tried.slices) {
+      continue;
+    }
+    if (auto both = plan::larger_of(tried.profile, before->second.profile)) {
+      tried.profile = *std::move(both);
+      tried.verified.reset();
+      tried.searches.reset();
+    }
+  }
+  for (const int64_t left_free : {earlier.more_left_free(), earlier.counts_.left_free, counts_.left_free}) {
+    roomy.counts_.left_free = std::max(counts_.left_free, left_free);
+    if (roomy.has_found()) {
+      *this = std::move(roomy);
+      return;
+    }
+  }
+}
+
 // --- trying
 
 void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) {
@@ -220,7 +245,7 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
 
 // Whether loaded items may run plainly. A part of a micro-batch takes at least the part's share of the bytes.
 bool StepTrials::may_fit_plainly(int64_t items) const {
-  if (items == does_not_fit_) {
+  if (does_not_fit(items)) {
     return false;
   }
   const auto more = tried_.upper_bound(items);
@@ -339,6 +364,13 @@ bool StepTrials::predict_halves(const StepToPlan& step, int64_t most, StepTrials
   return true;
 }
 
+// Whether a prediction shows that no plan fits. A prediction may be wrong, so the bound must be clearly above the
+// budget.
+bool StepTrials::is_hopeless(int64_t items) const {
+  const int64_t bound = plan::lower_bound_bytes(tried_.at(items).search().simulator);
+  return bytes_beside(items, with_state(farthest_state())) + bound > limits_->budget + limits_->budget / 16;
+}
+
 // Whether smaller micro-batches would not be chosen, because they take nearly as much time without a plan.
 bool StepTrials::is_enough(int64_t items) const {
   const Found found = search(items);
@@ -367,26 +399,34 @@ bool StepTrials::run_the_best(const StepToPlan& step) {
 
 // Runs a predicted micro-batch under the plan of the prediction, so that the micro-batch has a profile of its own. A
 // micro-batch may take a little more than predicted, because workspaces grow in steps. So a plan that fails is followed
-// by a plan with fewer bytes. The short search has found a plan, so the longer search has a plan for the first budget.
+// by a plan with fewer bytes, and so is a plain run. The short search has found a plan, so the longer search has a plan
+// for the first budget.
 void StepTrials::run_predicted(const StepToPlan& step, int64_t items) {
   const Tried predicted = tried_.at(items);
-  const int64_t budget = room(items);
+  const plan::Simulator& simulator = predicted.search().simulator;
   plan::Solver& solver = predicted.search().solver;
   solver.search_longer({});
-  for (const int64_t within : {budget, budget - budget / kLessAfterFailure}) {
+  const int64_t plain = simulator.run(plan::keep_all(simulator.profile())).peak_bytes;
+  int64_t within = room(items);
+  for (int tries = 0; tries < 2; ++tries, within -= within / kLessAfterFailure) {
+    within = does_not_fit(items) ? std::min(within, plain - plain / kLessAfterFailure) : within;
     const plan::Answer answer = solver.solve(within);
     const auto* plan = std::get_if<plan::Solution>(&answer);
-    std::optional<ActivationPlan> under;
-    if (plan != nullptr && !is_plain(*plan)) {
-      under = PlanContent::make_plan(predicted.search().simulator, *plan);
+    if (plan == nullptr) {
+      continue;
     }
-    if (plan != nullptr && try_one(step, items, {.plan = under ? &*under : nullptr, .only_so = true, .runs = 1})) {
+    std::optional<ActivationPlan> under;
+    if (!is_plain(*plan)) {
+      under = PlanContent::make_plan(simulator, *plan);
+    }
+    if (try_one(step, items, {.plan = under ? &*under : nullptr, .only_so = true, .runs = 1})) {
       const Tried& tried = tried_.at(items);
       if (tried.verified && tried.search().simulator.run(*tried.verified).peak_bytes <= room(items)) {
         tried.search().solver.accept(*tried.verified, room(items));
       }
       return;
     }
+    least_too_many_ = under ? least_too_many_ : items;
   }
   tried_.erase(items);
 }
@@ -396,7 +436,7 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   if (step.micro_batch > 0) {
     const int64_t items = std::min(step.micro_batch, step.counts.batch);
     const int64_t slices = before != nullptr && before->items == items ? before->slices : 1;
-    if (slices > 1 || (!fits_or_is_predicted(step, items) && !tried_.contains(items))) {
+    if (slices > 1 || (!fits_or_is_predicted(step, items) && !tried_.contains(items) && !hopeless_)) {
       try_one(step, items, {.slices = slices});
     }
     return items;
@@ -410,7 +450,8 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
       return items;
     }
   }
-  return fits_or_is_predicted(step, step.counts.batch) ? tried_.begin()->first : try_each(step);
+  const bool fits = fits_or_is_predicted(step, step.counts.batch);
+  return fits ? tried_.begin()->first : hopeless_ ? step.counts.batch : try_each(step);
 }
 
 // Whether `most` items fit plainly, or a prediction has found a micro-batch that fits. Few items, and carried state,
@@ -427,6 +468,9 @@ bool StepTrials::fits_or_is_predicted(const StepToPlan& step, int64_t most) {
   const bool may_be_cut = step.micro_batch == 0 && pinned_by_.empty();
   const bool helps = large > 0 && (((!may_be_cut || is_enough(most)) && run_the_best(step)) ||
                                    (may_be_cut && predict_halves(step, most, parts, large) && run_the_best(step)));
+  if (!may_be_cut && tried_.contains(most) && is_hopeless(most)) {
+    hopeless_ = tried_.at(most);
+  }
   std::erase_if(tried_, [](const auto& entry) { return entry.second.is_predicted; });
   return helps;
 }
@@ -435,8 +479,8 @@ bool StepTrials::fits_or_is_predicted(const StepToPlan& step, int64_t most) {
 // nobody takes back, and times that are not those of a cold start. True: nothing has to be rebuilt or offloaded, with
 // the state in memory if the state may be there.
 bool StepTrials::fits_plainly(const StepToPlan& step, int64_t items) {
-  does_not_fit_ = try_one(step, items, {.only_so = true}) ? 0 : items;
-  if (does_not_fit_ > 0) {
+  least_too_many_ = try_one(step, items, {.only_so = true}) ? 0 : items;
+  if (does_not_fit(items)) {
     return false;
   }
   const plan::Simulator& simulator = tried_.at(items).search().simulator;
@@ -453,7 +497,7 @@ int64_t StepTrials::try_each(const StepToPlan& step) {
     const bool is_whole_tried = items == step.counts.batch && is_least(step, items);
     // The first run of all is cold, and only two losses of the same items show a state that nobody takes back. Items
     // that do not fit have run already: plainly, as far as memory goes, and forward alone.
-    const bool is_first = tried_.empty() && items != does_not_fit_;
+    const bool is_first = tried_.empty() && !does_not_fit(items);
     const bool has_run = tried_.contains(items) || try_one(step, items, {.runs = size_t{is_first ? 2u : 1u}});
     if (!pinned_by_.empty()) {
       return try_whole(step, is_whole_tried);
@@ -682,12 +726,14 @@ std::string StepTrials::told_of_state(const Found& found) const {
 // For a step of which nothing ran within the budget: two parts of the smallest permitted micro-batch tell how much the
 // micro-batch takes. 0 bytes: unknown, because no more than the budget may be alive.
 plan::Search StepTrials::smallest_budget(const StepToPlan& step) const {
-  constexpr int64_t kSmallThings = 8 << 10;  // small tensors at the beginning of a step
   const int64_t items = step.micro_batch > 0 ? std::min(step.micro_batch, step.counts.batch) : step.counts.batch;
   if (!is_least(step, items)) {
     return {};  // a single item has not run
   }
   StepTrials parts = *this;
+  if (hopeless_ && !can_slice_) {
+    return parts.smallest_budget_of(items, *hopeless_);
+  }
   parts.measured_for_ = items;
   const int64_t slices = can_slice_ ? kMostSlices : 1;
   for (int64_t part = items / 2; part >= 2; part /= 2) {
@@ -695,22 +741,24 @@ plan::Search StepTrials::smallest_budget(const StepToPlan& step) const {
       continue;
     }
     std::optional<Tried> whole = parts.predicted(part / 2, part, items);
-    if (!whole) {
-      return {};
-    }
-    const plan::Simulator simulator(whole->profile);
-    const plan::Solution least = plan::Solver(simulator).smallest();
-    parts.tried_.insert_or_assign(items, *std::move(whole));
-    const Placement farthest = with_state(farthest_state());
-    const int64_t beside = parts.bytes_beside(items, farthest);
-    // The step is tried under a guess first. A guess takes more than the least.
-    const int64_t peak = std::min(least.peak_bytes + least.peak_bytes / 32, least.plain_peak_bytes);
-    const int64_t in_update = parts.counts_.memory(farthest).in_update();
-    return {
-        .smallest_feasible_bytes = std::max(in_update, beside + peak) + kSmallThings,
-        .least_is = in_update > beside + peak ? std::string() : plan::sentence(simulator.at_peak(least.stays), beside)};
+    return whole ? parts.smallest_budget_of(items, *std::move(whole)) : plan::Search();
   }
   return {};
+}
+
+plan::Search StepTrials::smallest_budget_of(int64_t items, Tried predicted) {
+  constexpr int64_t kSmallThings = 8 << 10;  // small tensors at the beginning of a step
+  const Tried& whole = tried_.insert_or_assign(items, std::move(predicted)).first->second;
+  const plan::Solution least = whole.search().solver.smallest();
+  const Placement farthest = with_state(farthest_state());
+  const int64_t beside = bytes_beside(items, farthest);
+  // The step is tried under a guess first. A guess takes more than the least.
+  const int64_t peak = std::min(least.peak_bytes + least.peak_bytes / 32, least.plain_peak_bytes);
+  const int64_t in_update = counts_.memory(farthest).in_update();
+  return {.smallest_feasible_bytes = std::max(in_update, beside + peak) + kSmallThings,
+          .least_is = in_update > beside + peak
+                          ? std::string()
+                          : plan::sentence(whole.search().simulator.at_peak(least.stays), beside)};
 }
 
 // Without a choice. A bound of 0 is unknown. A smallest budget within the budget is not named, because the step ran out

@@ -46,6 +46,10 @@ class StepTrials {
   bool leave_more_free();
   /// Plans leave so many bytes free.
   void leave_free(int64_t bytes) { counts_.left_free = bytes; }
+  /// For a step that has outgrown a plan from `earlier` trials. Sizes that the data decide differ from step to step. So
+  /// from here on plans have room for the results of both steps, and leave more memory free than before, as far as
+  /// something fits so.
+  void allow_for(const StepTrials& earlier);
   /// From here on the state is outside, even if memory is faster.
   void keep_state_outside() { state_must_be_outside_ = true; }
 
@@ -64,10 +68,6 @@ class StepTrials {
   bool has_found() const { return search(0).search.choice.has_value(); }
   /// Tries until something fits, if anything fits. `before`: the choice of an earlier run, tried first, or null.
   void run(const StepToPlan& step, const Choice* before) { try_slices(step, try_all(step, before)); }
-  /// Whether other micro-batches than those that were tried may fit. A plan of another program has no trials.
-  bool may_try_more(const StepToPlan& step) const {
-    return tried_.empty() || (step.micro_batch == 0 && pinned_by_.empty() && tried_.begin()->first > 1);
-  }
   /// Like run(), for a step that has outgrown a plan of micro-batches of `items`.
   void run_again(const StepToPlan& step, const Choice* before, int64_t items);
   /// The fastest plan that fits. After a step ran out of memory, micro-batches of `same` items come first, because the
@@ -128,6 +128,7 @@ class StepTrials {
   bool predict(int64_t items, const StepTrials& from, int64_t large);
   int64_t predict_whole(const StepToPlan& step, int64_t most, StepTrials& parts);
   bool predict_halves(const StepToPlan& step, int64_t most, StepTrials& parts, int64_t large);
+  bool is_hopeless(int64_t items) const;
   bool is_enough(int64_t items) const;
   bool run_the_best(const StepToPlan& step);
   void run_predicted(const StepToPlan& step, int64_t items);
@@ -141,8 +142,11 @@ class StepTrials {
   std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
   std::string told_of_state(const Found& found) const;
   plan::Search smallest_budget(const StepToPlan& step) const;
+  plan::Search smallest_budget_of(int64_t items, Tried predicted);
   [[noreturn]] void refuse(const plan::Search& found, bool has_failed) const;
 
+  // Whether so many items, or fewer, ran out of memory without a plan.
+  bool does_not_fit(int64_t items) const { return least_too_many_ > 0 && items >= least_too_many_; }
   // Whether no smaller micro-batch can be tried.
   bool is_least(const StepToPlan& step, int64_t items) const {
     return items == 1 || step.micro_batch > 0 || (!pinned_by_.empty() && items == step.counts.batch);
@@ -181,13 +185,14 @@ class StepTrials {
   Placement placement_;  // of the last plan
   bool state_must_be_outside_ = false;
   bool trusts_idle_state_ = true;
-  std::map<int64_t, Tried> tried_;  // by items
-  std::string pinned_by_;           // why the batch is not cut
-  std::string untried_;             // the micro-batches that did not run, for people
-  std::string predictions_;         // the micro-batches that were only predicted, for people
-  bool can_slice_ = false;          // the model asked for the number of slices
-  int64_t does_not_fit_ = 0;        // items that ran out of memory without a plan; 0: none
-  int64_t measured_for_ = 0;        // items of a micro-batch that cannot run, while its parts are tried; otherwise 0
+  std::map<int64_t, Tried> tried_;      // by items
+  std::string pinned_by_;               // why the batch is not cut
+  std::string untried_;                 // the micro-batches that did not run, for people
+  std::string predictions_;             // the micro-batches that were only predicted, for people
+  std::optional<Tried> hopeless_ = {};  // the batch, which is not cut, if its prediction shows that no plan fits
+  bool can_slice_ = false;              // the model asked for the number of slices
+  int64_t least_too_many_ = 0;          // the fewest items that ran out of memory without a plan; 0: none
+  int64_t measured_for_ = 0;  // items of a micro-batch that cannot run, while its parts are tried; otherwise 0
 };
 
 }  // namespace snug::detail

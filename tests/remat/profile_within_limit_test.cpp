@@ -2,6 +2,7 @@
 // is profiled within a limit all the same.
 
 #include <chrono>
+#include <ctime>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -123,6 +124,24 @@ TEST(OperatorClock, CountsTheTimeInWhichAThreadWaits) {
   std::this_thread::sleep_for(kWait);
   const auto to = clock.mark();
   EXPECT_GE(clock.finish({{from, to}}).front(), std::chrono::duration<double>(kWait).count());
+}
+
+// As a parallel loop, of which one thread loses its processor to another program.
+TEST(OperatorClock, LeavesOutTheTimeInWhichAThreadThatHelpsHasNoProcessor) {
+  constexpr std::chrono::seconds kAway(2);
+  detail::OperatorClock clock(c10::kCPU);
+  const auto from = clock.mark();
+  std::thread helper([&] {
+    const std::clock_t begin = std::clock();
+    while (std::clock() - begin < CLOCKS_PER_SEC / 50) {
+    }
+    std::this_thread::sleep_for(kAway);
+  });
+  helper.join();
+  const auto to = clock.mark();
+  const double seconds = clock.finish({{from, to}}).front();
+  EXPECT_GT(seconds, 0);
+  EXPECT_LT(seconds, std::chrono::duration<double>(kAway).count());
 }
 
 }  // namespace

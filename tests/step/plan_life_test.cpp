@@ -18,6 +18,7 @@
 #include "snug/stepper.h"
 #include "src/memory/cpu_allocator.h"
 #include "tests/step/planned_training.h"
+#include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 
 namespace snug::plan_life_test {
@@ -41,7 +42,7 @@ TEST(PlanLife, IsATable) {
        {Row{PlanEvent::Made, Prove, Prove, Prove}, Row{PlanEvent::MadeOtherwise, PlanAnew, Prove, Prove},
         Row{PlanEvent::NoRoom, PlanAnew, LeaveMoreFree, LeaveMoreFree},
         Row{PlanEvent::NoRoomOtherwise, PlanAnew, PlanAnew, PlanAnew},
-        Row{PlanEvent::NoRoomKeptAll, PlanAnew, LeaveMoreFree, PlanAnew}}) {
+        Row{PlanEvent::NoRoomLarger, PlanAnew, LeaveMoreFree, PlanAnew}}) {
     SCOPED_TRACE(static_cast<int>(row.event));
     EXPECT_EQ(next_of(PlanState::Read, row.event), row.read);
     EXPECT_EQ(next_of(PlanState::Tried, row.event), row.tried);
@@ -129,15 +130,77 @@ void expect_few_plans(const std::function<std::vector<int64_t>(int step)>& sizes
   }
   EXPECT_TRUE(stepper.plan()->activations.has_value()) << "the budget is too large for this test";
   EXPECT_EQ(calls_later, kSteps - kFirst) << "no step is planned or repeated";
-  for (size_t i = 0; i < plain->parameters().size(); ++i) {
-    EXPECT_TRUE(torch::equal(plain->parameters()[i], planned->parameters()[i])) << i;
-  }
+  EXPECT_TRUE(testing::same_bits(plain->parameters(), planned->parameters()));
 }
 
 TEST(PlanLife, OfBatchesOfManySizesIsThatOfFewPlans) {
   const auto length = [](int step) { return int64_t{300 + step * 137 % 200}; };
   expect_few_plans([&](int step) { return std::vector<int64_t>{1, length(step)}; });
   expect_few_plans([&](int step) { return std::vector<int64_t>{1, 14 + step * 5 % 8, 14 + step * 3 % 8}; });
+}
+
+// A mixture of experts: each row of h goes to two of four experts, which the row decides.
+struct Experts : torch::nn::Module {
+  Experts() {
+    for (int e = 0; e < 4; ++e) {
+      up.push_back(register_module("up" + std::to_string(e), torch::nn::Linear(48, 128)));
+      down.push_back(register_module("down" + std::to_string(e), torch::nn::Linear(128, 48)));
+    }
+  }
+  Tensor forward(Tensor h) {
+    for (int layer = 0; layer < 3; ++layer) {
+      const auto [weight, expert] = router(h).softmax(-1).topk(2, -1);
+      Tensor sum = torch::zeros_like(h);
+      for (size_t e = 0; e < up.size(); ++e) {
+        const Tensor at = (expert == static_cast<int64_t>(e)).nonzero(), rows = at.select(1, 0);
+        const Tensor of_expert = down[e](torch::silu(up[e](h.index_select(0, rows))));
+        sum.index_add_(0, rows, of_expert * weight.index({rows, at.select(1, 1)}).unsqueeze(1));
+      }
+      h = h + sum;
+    }
+    return h;
+  }
+  torch::nn::Linear router = register_module("router", torch::nn::Linear(48, 4));
+  std::vector<torch::nn::Linear> up, down;
+};
+
+// In each step other experts get most rows.
+TEST(PlanLife, OfStepsWhoseSizesTheDataDecideIsThatOfFewPlans) {
+  const testing::OneThread one_thread;
+  const auto make_model = [] {
+    torch::manual_seed(1);
+    return std::make_shared<Experts>();
+  };
+  const auto batch_of = [](int step) {
+    torch::manual_seed(static_cast<uint64_t>(step));
+    return Batch{torch::randn({400, 48}) + 3 * torch::randn({1, 48})};
+  };
+  const auto loss_of = [](Experts& model, const Batch& b) { return Loss::whole(model.forward(b[0]).square().mean()); };
+  const auto plain = make_model(), planned = make_model();
+  SGD plain_optimizer(plain->parameters(), {.lr = 0.01}), optimizer(planned->parameters(), {.lr = 0.01});
+  Stepper unlimited(*plain, plain_optimizer);
+  const StepResult first = unlimited.step(batch_of(0), [&](const Batch& b) { return loss_of(*plain, b); });
+  const int64_t budget = first.peak_bytes - first.activation_peak_bytes / 2;
+  Stepper stepper(*planned, optimizer, {.budget = {.memory = Bytes(budget)}});
+  constexpr int kSteps = 120, kFirst = 20;
+  int made_again = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    if (step > 0) {
+      unlimited.step(batch_of(step), [&](const Batch& b) { return loss_of(*plain, b); });
+    }
+    plain->zero_grad();
+    int calls = 0;
+    const StepResult result = stepper.step(batch_of(step), [&](const Batch& b) {
+      ++calls;
+      return loss_of(*planned, b);
+    });
+    planned->zero_grad();
+    EXPECT_LE(result.peak_bytes, budget);
+    made_again += step >= kFirst && calls > 1 ? 1 : 0;
+  }
+  EXPECT_TRUE(stepper.plan()->activations.has_value()) << "the budget is too large for this test";
+  EXPECT_LE(made_again, (kSteps - kFirst) / 100);
+  EXPECT_TRUE(testing::same_bits(plain->parameters(), planned->parameters()));
 }
 
 int windows_made(const std::vector<int64_t>& sizes) {
