@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 _library = torch.library.Library("snug", "DEF")
-_library.define("compiled_region(int region, Device device, Tensor?[] tensors, int[] numbers, *, Generator? generator=None) -> Tensor[]",
-                tags=[torch.Tag.nondeterministic_seeded])
+_library.define("compiled_region(int region, Device device, Tensor?[] tensors, Tensor(a!)[] written, int[] numbers, *, "
+                "Generator? generator=None) -> Tensor[]", tags=[torch.Tag.nondeterministic_seeded])
 _regions = weakref.WeakValueDictionary()  # by id()
 _SEAM = torch._C._parse_dispatch_key("Fake")  # on which snug sees operators
 _of_thread = threading.local()  # results: gets what the next region returns
@@ -33,28 +33,28 @@ def show_compiled_regions() -> None:
         if not torch._C._dispatch_tls_is_dispatch_key_included(_SEAM) or not _can_run_again(self, inputs):
             return run(self, inputs)
         _regions[id(self)] = self
-        tensors = [one if isinstance(one, Tensor) else None for one in inputs]
+        written = [inputs[i] for i in sorted(self.mutated_input_idxs)]
+        tensors = [one if isinstance(one, Tensor) and i not in self.mutated_input_idxs else None for i, one in enumerate(inputs)]
         numbers = [one for one in inputs if not isinstance(one, Tensor)]
+        device = next(one.device for one in inputs if isinstance(one, Tensor))
         inputs.clear()
-        device = next(one.device for one in tensors if one is not None)
         _of_thread.results = results = []
         try:
-            torch.ops.snug.compiled_region(id(self), device, tensors, numbers)
+            torch.ops.snug.compiled_region(id(self), device, tensors, written, numbers)
         finally:
             del _of_thread.results
         return results
 
-    def compiled_region(region, device, tensors, numbers, generator=None):
-        numbers = iter(numbers)
+    def compiled_region(region, device, tensors, written, numbers, generator=None):
+        region, written, numbers = _regions[region], iter(written), iter(numbers)
+        inputs = [one if one is not None else next(written if i in region.mutated_input_idxs else numbers) for i, one in enumerate(tensors)]
+        memory = [torch._C._storage_address(one) for one in inputs if isinstance(one, Tensor)]
         with _drawing_from(generator):
-            returned = run(_regions[region], [next(numbers) if one is None else one for one in tensors])
+            returned = run(region, inputs)
         if hasattr(_of_thread, "results"):  # also what is no tensor, or on memory that went in
             _of_thread.results.extend(returned)
         came_out = {torch._C._storage_address(one): one for one in returned if isinstance(one, Tensor)}
-        for one in tensors:
-            if one is not None:
-                came_out.pop(torch._C._storage_address(one), None)
-        return list(came_out.values())
+        return [one for address, one in came_out.items() if address not in memory]
 
     shown.of_snug = True
     region.__call__ = shown
@@ -63,8 +63,8 @@ def show_compiled_regions() -> None:
 
 def _can_run_again(region, inputs):
     options = region.fx_kwargs
-    is_pure = not options.get("is_backward") and not options.get("cudagraphs") and not region.mutated_input_idxs
-    return is_pure and any(isinstance(one, Tensor) for one in inputs) and all(isinstance(one, (Tensor, int)) for one in inputs)
+    is_forward = not options.get("is_backward") and not options.get("cudagraphs")
+    return is_forward and any(isinstance(one, Tensor) for one in inputs) and all(isinstance(one, (Tensor, int)) for one in inputs)
 
 
 @contextlib.contextmanager
