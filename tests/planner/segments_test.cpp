@@ -226,6 +226,32 @@ TEST(Segments, CoverAllOperatorsInOrderAndBeginBackwardsInReverse) {
   }
 }
 
+// As a compiled region does: one operator makes all that backward asks for, and backward never asks for what goes in.
+TEST(Solver, RunsAnOperatorWithManySavedResultsAgainOnce) {
+  ProfileBuilder builder;
+  int x = builder.external(16);
+  Stays checkpoints = {Stay::kept()};
+  for (int i = 0; i < 12; ++i) {
+    std::vector<int> saved, results;
+    for (int k = 0; k < 4; ++k) {
+      saved.push_back(builder.fresh("region", 64));
+    }
+    const int result = builder.fresh("region", 16);
+    results = saved;
+    results.insert(results.begin(), result);
+    builder.add("region", 1, results, {x}, saved);
+    checkpoints.insert(checkpoints.end(), 4, Stay::once_rebuilt());
+    checkpoints.push_back(Stay::kept());
+    x = result;
+  }
+  const Simulator simulator(builder.finish());
+  const Simulation by_hand = simulator.run(checkpoints);
+  ASSERT_EQ(by_hand.replayed, 12);
+  const Solution smallest = Solver(simulator).smallest();
+  EXPECT_LE(smallest.peak_bytes, by_hand.peak_bytes);
+  EXPECT_LE(smallest.seconds, by_hand.seconds);
+}
+
 TEST(Segments, AreNoneOfAProfileWithoutOperators) { EXPECT_EQ(cut(Simulator(Profile{}), 10).count(), 0); }
 
 // A loop: each round reads the features, its state, and leaves an output that only the end of the step reads. So each
