@@ -11,7 +11,7 @@ import weakref
 import torch
 from torch import Tensor
 
-_library = torch.library.Library("snug", "DEF")
+_library = torch.library.Library("snug", "FRAGMENT")  # a CUDA build of the library defines operators, too
 _library.define("compiled_region(int region, Device device, Tensor?[] tensors, Tensor(a!)[] written, int[] numbers, *, "
                 "Generator? generator=None) -> Tensor[]", tags=[torch.Tag.nondeterministic_seeded])
 _regions = weakref.WeakValueDictionary()  # by id()
