@@ -12,6 +12,7 @@ import torch._ops
 from torch.autograd.function import BackwardCFunction
 
 from . import _build
+from ._compiled import show_compiled_regions
 from ._errors import ConfigError
 
 #: Attributes that are True where a module checkpoints by itself, and what switches that off.
@@ -41,8 +42,10 @@ def check_what_functions_return() -> None:
             setattr(BackwardCFunction, name, checked(apply))
 
 
-def refuse_compiled_autograd() -> None:
-    """Compiled autograd takes the backward pass apart, and takes hooks of Python alone."""
+def meet_compilers() -> None:
+    """Before a plan is made or followed. ConfigError for compiled autograd, which takes the backward pass apart, and takes hooks of Python
+    alone."""
+    show_compiled_regions()
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     if module is not None and getattr(module, "compiled_autograd_enabled", False):
         raise ConfigError("snug: compiled autograd is on, in which nothing can be planned; turn it off around the step")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from . import _snug
-from ._environment import refuse_compiled_autograd, modules_are_looked_at
+from ._environment import meet_compilers, modules_are_looked_at
 from ._errors import BudgetExceeded
 from ._other_state import buffers_are_put_back, live_modules
 
@@ -56,7 +56,7 @@ def curve(loss_of: Callable[[], Tensor], points: int = 10) -> list[tuple[int, fl
 @contextlib.contextmanager
 def _trials() -> Iterator[None]:
     """Steps that are no steps of training. Which modules they use cannot be told from a function."""
-    refuse_compiled_autograd()
+    meet_compilers()
     modules = live_modules()
     with buffers_are_put_back(modules), modules_are_looked_at(modules):
         yield

@@ -9,7 +9,7 @@ import torch
 
 from . import _snug
 from ._adamw8bit import AdamW8bit, native_of
-from ._environment import refuse_compiled_autograd, refuse_sharded_model, warn_of_own_checkpoints
+from ._environment import meet_compilers, refuse_sharded_model, warn_of_own_checkpoints
 from ._errors import ConfigError
 from ._other_state import buffers_are_put_back
 
@@ -44,7 +44,7 @@ class Stepper:
                  micro_batch: int = 0, precision: str = "float32", clip_norm: float = 0.0, split_batch_norm: bool = False,
                  offload: str | os.PathLike[str] | None = None, plan_folder: str | os.PathLike[str] = "",
                  plan: bool = True) -> None:
-        refuse_compiled_autograd()
+        meet_compilers()
         _refuse_closures(optimizer)
         self._model, self._optimizer = model, optimizer
         self._plans = plan and memory is not None
@@ -67,7 +67,7 @@ class Stepper:
         Returns a StepResult: loss, stepped, grad_norm, scale, micro_batches, items, peak_bytes, seconds ... A step that raises
         drops the gradients, and leaves the parameters as they were.
         """
-        refuse_compiled_autograd()
+        meet_compilers()
         if _groups(self._optimizer) != self._groups:
             raise ConfigError("Stepper.step: the optimizer has other parameters than before; make a new Stepper")
         if isinstance(self._optimizer, AdamW8bit):

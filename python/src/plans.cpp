@@ -107,7 +107,7 @@ void bind_plans(py::module_& module) {
   py::class_<Plan, std::shared_ptr<Plan>>(module, "Plan")
       .def("__enter__",
            [](const std::shared_ptr<Plan>& plan) {
-             py::module_::import("snug._environment").attr("refuse_compiled_autograd")();
+             py::module_::import("snug._environment").attr("meet_compilers")();
              plan->enter();
              return plan;
            })

@@ -10,7 +10,8 @@
 //
 // So the longest sequence of Unpacks is searched whose operators fall. Each Unpack may be for any of a few users of the
 // unpacked storage: the first Unpack for any of the last users, and so on. The search is patience sorting (Fredman
-// 1975). Unpacks out of order are left out, for example Unpacks of two backward passes one after the other.
+// 1975). Unpacks out of order are left out, for example Unpacks of two backward passes one after the other. A node may
+// ask for several storages: the first counts, because a rebuild at the first can make all of the storages.
 
 namespace snug::plan {
 namespace {
@@ -64,6 +65,21 @@ class LongestFall {
   std::vector<int> ends_;  // per length: of all falls of the length, the link with the largest operator at the end
 };
 
+// The first of the Unpacks one after the other, up to `event`, that are all for storages used by the operator. Unpacks
+// up to `before` are for later operators.
+int first_unpack(const Profile& profile, const std::vector<std::vector<int>>& users, int op, int event, int before) {
+  int first = event;
+  for (int e = event - 1; e > before; --e) {
+    if (profile.events[at(e)].kind == EventKind::Unpack) {
+      if (!std::ranges::binary_search(users[at(profile.events[at(e)].index)], op)) {
+        return first;
+      }
+      first = e;
+    }
+  }
+  return first;
+}
+
 }  // namespace
 
 std::vector<int> backward_events(const Profile& profile, const StorageUses& uses) {
@@ -86,6 +102,14 @@ std::vector<int> backward_events(const Profile& profile, const StorageUses& uses
   }
   std::vector<int> result(profile.operators.size(), StorageUses::kNone);
   fall.visit([&](int op, int event) { result[at(op)] = event; });
+  int before = uses.backward - 1;
+  for (int op = static_cast<int>(result.size()) - 1; op >= 0; --op) {
+    if (result[at(op)] != StorageUses::kNone) {
+      const int last = result[at(op)];
+      result[at(op)] = first_unpack(profile, users, op, last, before);
+      before = last;
+    }
+  }
   return result;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -167,19 +168,27 @@ void level_times(plan::Profile& profile) {
 
 // --- steps that do not fit plainly
 
-// Tensors packed between the same two operators are asked for together, by one node. The node has one gradient that
-// comes in and one gradient that goes out.
-void add_guessed_backward(plan::Profile& profile, const std::vector<std::pair<int, size_t>>& packed) {
-  for (auto last = packed.rbegin(); last != packed.rend();) {
-    const auto first = std::find_if(last, packed.rend(), [&](const auto& one) { return one.second != last->second; });
+// Tensors packed between the same two operators are asked for together: first the operands of the operator after the
+// tensors, then the results of the operator before, both in the order of packing, as one node asks. The nodes have one
+// gradient that comes in and one gradient that goes out.
+void add_guessed_backward(plan::Profile& profile, std::vector<std::pair<int, size_t>> packed) {
+  const auto is_operand = [&](const std::pair<int, size_t>& one) {
+    return one.second == 0 ||
+           std::ranges::none_of(profile.operators[one.second - 1].writes,
+                                [&](const plan::Value& value) { return value.storage == one.first; });
+  };
+  for (auto last = packed.end(); last != packed.begin();) {
+    const auto first =
+        std::ranges::lower_bound(packed.begin(), last, std::prev(last)->second, {}, &std::pair<int, size_t>::second);
+    std::stable_partition(first, last, is_operand);
     int64_t largest = 0;
-    for (auto one = last; one != first; ++one) {
+    for (auto one = first; one != last; ++one) {
       profile.events.push_back({plan::EventKind::Unpack, one->first});
       largest = std::max(largest, profile.storages[static_cast<size_t>(one->first)].bytes);
     }
     profile.events.push_back({plan::EventKind::Allocate, 0, 2 * largest});
     profile.events.push_back({plan::EventKind::Release, 0, 2 * largest});
-    for (auto one = last; one != first; ++one) {
+    for (auto one = first; one != last; ++one) {
       profile.events.push_back({plan::EventKind::Done, one->first});
     }
     last = first;

@@ -20,12 +20,17 @@ class ProfileBuilder {
     return count() - 1;
   }
 
+  // A storage that the next operator writes first.
+  int fresh(std::string name, int64_t bytes) {
+    profile_.storages.push_back({std::move(name), bytes, plan::StorageKind::Activation});
+    versions_.push_back(-1);
+    return count() - 1;
+  }
+
   // An operator that makes one storage of `bytes` and saves `saved` of what it reads, and its result if `saves_result`.
   int op(std::string name, double seconds, int64_t bytes, const std::vector<int>& reads, std::vector<int> saved = {},
          bool saves_result = false, int64_t workspace = 0, bool replayable = true) {
-    profile_.storages.push_back({name, bytes, plan::StorageKind::Activation});
-    versions_.push_back(-1);
-    const int result = count() - 1;
+    const int result = fresh(name, bytes);
     if (saves_result) {
       saved.push_back(result);
     }

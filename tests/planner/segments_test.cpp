@@ -226,6 +226,32 @@ TEST(Segments, CoverAllOperatorsInOrderAndBeginBackwardsInReverse) {
   }
 }
 
+// As a compiled region does: one operator makes all that backward asks for, and backward never asks for what goes in.
+TEST(Solver, RunsAnOperatorWithManySavedResultsAgainOnce) {
+  ProfileBuilder builder;
+  int x = builder.external(16);
+  Stays checkpoints = {Stay::kept()};
+  for (int i = 0; i < 12; ++i) {
+    const int result = builder.fresh("region", 16);
+    std::vector<int> saved;
+    for (int k = 0; k < 4; ++k) {
+      saved.push_back(builder.fresh("region", 64));
+    }
+    std::vector<int> made = saved;
+    made.insert(made.begin(), result);
+    builder.add("region", 1, made, {x}, saved);
+    checkpoints.push_back(Stay::kept());
+    checkpoints.insert(checkpoints.end(), 4, Stay::once_rebuilt());
+    x = result;
+  }
+  const Simulator simulator(builder.finish());
+  const Simulation by_hand = simulator.run(checkpoints);
+  ASSERT_EQ(by_hand.replayed, 12);
+  const Answer answer = Solver(simulator).solve(by_hand.peak_bytes);
+  ASSERT_TRUE(std::holds_alternative<Solution>(answer));
+  EXPECT_LE(std::get<Solution>(answer).seconds, by_hand.seconds);
+}
+
 TEST(Segments, AreNoneOfAProfileWithoutOperators) { EXPECT_EQ(cut(Simulator(Profile{}), 10).count(), 0); }
 
 // A loop: each round reads the features, its state, and leaves an output that only the end of the step reads. So each
