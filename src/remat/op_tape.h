@@ -120,7 +120,7 @@ class OpTape final : public OperatorPolicy, public SavedTensorPolicy, public std
 
   void hash_what_was_filled();
   bool note_ask_inside(int storage);
-  void begin_unpacking(Slot& slot);
+  void begin_unpacking(Slot& slot, int pass);
   at::Tensor values_of(const Slot& slot);
   void let_go();
   void slot_is_gone(Slot& slot);
@@ -130,7 +130,7 @@ class OpTape final : public OperatorPolicy, public SavedTensorPolicy, public std
   TapeReplays replays_;
   TapeWriter writer_;
   bool missed_operators_ = false;
-  std::vector<std::weak_ptr<Slot>> packed_;  // slots packed since the last operator, for verification
+  std::vector<Slot*> packed_;  // slots packed since the last operator, for verification
   std::set<int> different_;
   std::set<int> written_in_backward_;
 };

@@ -14,6 +14,7 @@
 
 #include "snug/checkpoint.h"
 #include "snug/core.h"
+#include "src/activations/operator_traits.h"
 #include "src/memory/operator_mode.h"
 #include "src/planner/profile.h"
 #include "src/planner/replay.h"
@@ -50,6 +51,7 @@ struct TapeOperator {
 /// An operator under way: the record, and facts that nobody asks for after the operator.
 struct RunningOperator {
   TapeOperator record;
+  const OperatorTraits& traits;
   size_t first_result;                                      // position on the stack
   c10::SmallVector<const c10::StorageImpl*, 1> given = {};  // arguments without a tensor, as for set_()
   bool reads_batch_statistics = false;
