@@ -64,7 +64,7 @@ RunningOperator TapeWriter::begin(const OperatorCall& call, const OperatorTraits
   if (state_.region) {
     prepare_operands(running, arguments);
   }
-  for (size_t i = 0; i < arguments.size(); ++i) {
+  for (uint32_t i = 0; i < arguments.size(); ++i) {
     if (statistics.empty() || !traits.is_statistic(i)) {  // batch normalisation's results do not depend on moved ones
       read_argument(running, arguments[i], i);
     }
@@ -89,13 +89,13 @@ RunningOperator TapeWriter::begin(const OperatorCall& call, const OperatorTraits
   return running;
 }
 
-void TapeWriter::read_argument(RunningOperator& running, const c10::IValue& value, size_t argument) {
+void TapeWriter::read_argument(RunningOperator& running, const c10::IValue& value, uint32_t argument) {
   TapeOperator& record = running.record;
   if (value.isTensor() && value.toTensor().defined()) {
     read_tensor(running, value.toTensor(), argument, std::nullopt);
   } else if (value.isTensorList() || value.isOptionalTensorList()) {
     c10::List<c10::IValue> list = value.toList().copy();
-    for (size_t k = 0; k < list.size(); ++k) {
+    for (uint32_t k = 0; k < list.size(); ++k) {
       const c10::IValue element = list.get(k);
       if (element.isTensor() && element.toTensor().defined()) {
         read_tensor(running, element.toTensor(), argument, k);
@@ -111,8 +111,8 @@ void TapeWriter::read_argument(RunningOperator& running, const c10::IValue& valu
   }
 }
 
-void TapeWriter::read_tensor(RunningOperator& running, const at::Tensor& tensor, size_t argument,
-                             std::optional<size_t> element) {
+void TapeWriter::read_tensor(RunningOperator& running, const at::Tensor& tensor, uint32_t argument,
+                             std::optional<uint32_t> element) {
   TapeOperator& record = running.record;
   if (!has_bytes(tensor) || tensor.is_inference()) {
     record.is_replayable = false;
@@ -184,7 +184,7 @@ void TapeWriter::note_unseen_write_to(const at::Tensor& tensor) {
 void TapeWriter::read_results(RunningOperator& running, const Stack& stack) {
   TapeOperator& record = running.record;
   const bool has_written = !record.writes.empty();
-  const auto read = [&](const at::Tensor& tensor, size_t result, std::optional<size_t> element) {
+  const auto read = [&](const at::Tensor& tensor, uint32_t result, std::optional<uint32_t> element) {
     if (!tensor.defined()) {
       return;
     }
@@ -222,12 +222,13 @@ void TapeWriter::read_results(RunningOperator& running, const Stack& stack) {
     }
   };
   for (size_t i = running.first_result; i < stack.size(); ++i) {
+    const auto result = static_cast<uint32_t>(i - running.first_result);
     if (stack[i].isTensor()) {
-      read(stack[i].toTensor(), i - running.first_result, std::nullopt);
+      read(stack[i].toTensor(), result, std::nullopt);
     } else if (stack[i].isTensorList()) {
       const auto list = stack[i].toTensorVector();
-      for (size_t k = 0; k < list.size(); ++k) {
-        read(list[k], i - running.first_result, k);
+      for (uint32_t k = 0; k < list.size(); ++k) {
+        read(list[k], result, k);
       }
     }
   }
@@ -263,10 +264,9 @@ void TapeWriter::follow_schedule(const TapeOperator& record) {
   const auto told = [&] {
     return fmt::format(
         "operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()), fmt::join(bytes, " + "),
-        due == nullptr ? "none" : fmt::format("{} ({} bytes)", c10::toString(due->op), fmt::join(due->bytes, " + ")));
+        due == nullptr ? "none" : fmt::format("{} ({} bytes)", due->name, fmt::join(due->bytes, " + ")));
   };
-  const bool is_due =
-      due != nullptr && due->op == record.op.operator_name() && due->bytes.size() == static_cast<size_t>(bytes.size());
+  const bool is_due = due != nullptr && due->op == record.op && due->bytes.size() == static_cast<size_t>(bytes.size());
   if (!is_due || due->wiring != wiring_of(record.needs, record.writes)) {
     state_.cursor.deviate(told() + (is_due ? ", on other operands" : ""), first >= 0 ? first : storages_.size());
     return;
@@ -318,8 +318,7 @@ void TapeWriter::save_from_write(const TapeOperator& record, const Tensors& writ
   for (size_t i = 0; due != nullptr && i < due->bytes.size(); ++i) {
     writes.push_back({storages_.size() + static_cast<int>(i), 0});
   }
-  const bool is_due =
-      due != nullptr && due->op == record.op.operator_name() && due->wiring == wiring_of(record.needs, writes);
+  const bool is_due = due != nullptr && due->op == record.op && due->wiring == wiring_of(record.needs, writes);
   if (!is_due) {
     replays_.keep_what_depends_on(lost);
   }

@@ -38,8 +38,9 @@ class TapeWriter {
  private:
   using Tensors = c10::SmallVector<at::Tensor, 1>;
 
-  void read_argument(RunningOperator& running, const c10::IValue& value, size_t argument);
-  void read_tensor(RunningOperator& running, const at::Tensor& tensor, size_t argument, std::optional<size_t> element);
+  void read_argument(RunningOperator& running, const c10::IValue& value, uint32_t argument);
+  void read_tensor(RunningOperator& running, const at::Tensor& tensor, uint32_t argument,
+                   std::optional<uint32_t> element);
   void note_write(TapeOperator& record, const at::Tensor& tensor);
   void expect_writes(const Tensors& written);
   void save_from_write(const TapeOperator& record, const Tensors& written, const Tensors& statistics);
