@@ -10,7 +10,6 @@
 
 #include "src/activations/operator_traits.h"
 #include "src/activations/storage_views.h"
-#include "src/activations/tensor_hash.h"
 #include "src/core/has_bytes.h"
 #include "src/memory/backward_pass.h"
 #include "src/remat/op_tape.h"
@@ -39,12 +38,12 @@ struct OpTape::Slot final : c10::intrusive_ptr_target {
 
   std::shared_ptr<OpTape> tape;
   int storage;
-  at::Tensor shape;                     // has no memory
-  int pass = -1;                        // the last pass that asked for the tensor
-  bool is_used = false;                 // backward has the tensor and will release the slot
-  bool is_given = false;                // the tensor was given away with the memory
-  std::optional<uint64_t> values = {};  // a hash, for comparison with the rebuilt values
-  int version = 0;                      // the version that was hashed
+  at::Tensor shape;                 // has no memory
+  int pass = -1;                    // the last pass that asked for the tensor
+  bool is_used = false;             // backward has the tensor and will release the slot
+  bool is_given = false;            // the tensor was given away with the memory
+  std::optional<size_t> hash = {};  // of the values, for comparison with the rebuilt values
+  int version = 0;                  // the version that was hashed
 };
 
 namespace {
@@ -53,12 +52,6 @@ bool keeps_its_graph(int pass) { return pass < 0 || torch::autograd::get_current
 
 // The tensor without a graph, with the tensor's count of writes: detach(), without a call of the dispatcher.
 at::Tensor as_saved(const at::Tensor& tensor) { return tensor.tensor_data(); }
-
-// Reads the values with operators that the tape does not see.
-uint64_t hash_of(const at::Tensor& tensor) {
-  const UnseenOperators unseen;
-  return tensor_hash(tensor);
-}
 
 }  // namespace
 
@@ -92,18 +85,35 @@ std::any OpTape::pack(const at::Tensor& tensor) {
   const int producer = storage.producers.front();
   const bool is_rebuilt = !storages_->is_kept(slot->storage);
   if (state_->verifies && is_rebuilt && !(producer >= 0 && is_workspace(replays_.at(producer).op, tensor))) {
-    slot->values = hash_of(tensor);
+    slot->hash = hash(tensor);
     slot->version = storages_->at(slot->storage).last_version();
     packed_.push_back(slot.get());
   }
   return slot;
 }
 
+// Reads the values with operators that the tape does not see.
+size_t OpTape::hash(const at::Tensor& tensor) {
+  const UnseenOperators unseen;
+  return hashes_.add(tensor);
+}
+
+const std::set<int>& OpTape::different() {
+  const UnseenOperators unseen;
+  const std::vector<uint64_t>& hashes = hashes_.read();
+  for (const Comparison& one : std::exchange(comparisons_, {})) {
+    if (hashes[one.saved] != hashes[one.rebuilt]) {
+      different_.insert(one.storage);
+    }
+  }
+  return different_;
+}
+
 void OpTape::hash_what_was_filled() {
   for (Slot* const slot : std::exchange(packed_, {})) {
     if (slot->version != storages_->at(slot->storage).last_version()) {
       if (const c10::Storage memory = storages_->find(slot->storage)) {
-        slot->values = hash_of(on_storage(slot->shape, memory));
+        slot->hash = hash(on_storage(slot->shape, memory));
       }
     }
   }
@@ -163,8 +173,8 @@ at::Tensor OpTape::values_of(const Slot& slot) {
     memory = replays_.rebuild(slot.storage);
   }
   at::Tensor result = on_storage(slot.shape, memory);
-  if (slot.values && *slot.values != hash_of(result)) {
-    different_.insert(slot.storage);
+  if (slot.hash) {
+    comparisons_.push_back({slot.storage, *slot.hash, hash(result)});
   }
   return result;
 }
