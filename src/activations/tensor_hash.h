@@ -3,37 +3,29 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Stream.h>
 
 namespace snug::detail {
 
-/// Hashes of tensors. A device computes the hashes of the device's tensors and keeps the hashes, so that the host waits
-/// for the device once, in read().
+/// Hashes of tensors. The host does not wait for a device before read(), or before tensors of many bytes are to be
+/// hashed on the host.
 class TensorHashes {
  public:
-  /// Reads every element on the current stream, and returns the number of the hash. Compare the hash with hashes of
-  /// tensors of the same sizes and strides on the same device. The hash is 0 for tensors whose bytes cannot be read
-  /// (has_bytes.h). Takes a few copies of 2 MiB on the device, in turn.
+  /// Returns the number of the hash of the tensor's values of now. Compare the hash with hashes of tensors of the same
+  /// sizes and strides on the same device. Every element is read, on the device if the tensor is large and contiguous,
+  /// else on the host. The hash is 0 for tensors whose bytes cannot be read (has_bytes.h).
   size_t add(const at::Tensor& tensor);
-  /// All hashes so far, by number. Waits for each stream on which a hash was computed.
+  /// All hashes so far, by number.
   const std::vector<uint64_t>& read();
 
  private:
-  // Hashes that were computed on one stream.
-  struct Table {
-    c10::Stream stream;
-    at::Tensor factors;           // for small tensors
-    at::Tensor values;            // on the device
-    std::vector<size_t> numbers;  // of the values
-  };
-
-  Table& table_on(const c10::Stream& stream);
-
-  std::vector<uint64_t> hashes_;  // those in a table: 0 so far
-  std::vector<Table> tables_;
+  std::vector<uint64_t> hashes_;  // 0 for those to come
+  std::vector<std::pair<size_t, std::function<at::Tensor()>>> to_come_;  // numbers, and what the host hashes
+  int64_t bytes_to_come_ = 0;
 };
 
 }  // namespace snug::detail
