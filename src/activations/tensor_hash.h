@@ -23,7 +23,7 @@ class TensorHashes {
   const std::vector<uint64_t>& read();
 
  private:
-  std::vector<uint64_t> hashes_;  // 0 for those to come
+  std::vector<uint64_t> hashes_;                                         // 0 for those to come
   std::vector<std::pair<size_t, std::function<at::Tensor()>>> to_come_;  // numbers, and what the host hashes
   int64_t bytes_to_come_ = 0;
 };

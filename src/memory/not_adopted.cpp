@@ -32,7 +32,8 @@ at::Tensor not_adopted(at::Tensor kept, SavedTensorPolicy& policy, std::any& pac
       node->name() == "torch::autograd::CopySlices" || policy.gives_away(packed, kept)) {
     return kept;
   }
-  if (packed.type() == typeid(at::Tensor) && CheckedFunction::may_have(node.get(), kept.storage().unsafeGetStorageImpl())) {
+  if (packed.type() == typeid(at::Tensor) &&
+      CheckedFunction::may_have(node.get(), kept.storage().unsafeGetStorageImpl())) {
     return kept;
   }
   if (!kept.is_non_overlapping_and_dense()) {  // autograd never takes a tensor with this layout without a copy

@@ -21,9 +21,9 @@ struct TapeSchedule {
   struct Made {
     std::string name;
     std::optional<c10::OperatorHandle> op;  // none: nobody has registered an operator of this name
-    size_t wiring;                    // hash of the operands and the written values, see wiring_of()
-    std::vector<int64_t> bytes;       // of each storage made by the operator
-    std::vector<int> waits_for = {};  // streamed storages that are written before the operator runs
+    size_t wiring;                          // hash of the operands and the written values, see wiring_of()
+    std::vector<int64_t> bytes;             // of each storage made by the operator
+    std::vector<int> waits_for = {};        // streamed storages that are written before the operator runs
   };
   struct ForStorage {
     bool keep_from_start = false;       // keep from the producer on

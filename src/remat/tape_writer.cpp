@@ -262,9 +262,9 @@ void TapeWriter::follow_schedule(const TapeOperator& record) {
     bytes.push_back(storages_.at(result.storage).counted_bytes());
   }
   const auto told = [&] {
-    return fmt::format(
-        "operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()), fmt::join(bytes, " + "),
-        due == nullptr ? "none" : fmt::format("{} ({} bytes)", due->name, fmt::join(due->bytes, " + ")));
+    return fmt::format("operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()),
+                       fmt::join(bytes, " + "),
+                       due == nullptr ? "none" : fmt::format("{} ({} bytes)", due->name, fmt::join(due->bytes, " + ")));
   };
   const bool is_due = due != nullptr && due->op == record.op && due->bytes.size() == static_cast<size_t>(bytes.size());
   if (!is_due || due->wiring != wiring_of(record.needs, record.writes)) {
