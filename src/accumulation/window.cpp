@@ -132,8 +132,8 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
   }
   items_ += items;
   add(loss_sum_, is_mean ? numbers() * count : numbers());
-  if (kind_ == Loss::Kind::Whole) {
-    return provisional_ == 1 ? value : value / provisional_;
+  if (provisional_ == (is_mean ? count : 1)) {  // a factor of 1 would be an operator in each step for nothing
+    return value;
   }
   return is_mean ? value * (count / provisional_) : value / provisional_;
 }

@@ -67,12 +67,9 @@ OperatorTraits read_traits(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-std::vector<size_t> OperatorTraits::written_by(const Arguments& arguments) const {
-  std::vector<size_t> result = written;
-  if (!statistics.empty() && (training < 0 || arguments[static_cast<size_t>(training)].toBool())) {
-    result.insert(result.end(), statistics.begin(), statistics.end());
-  }
-  return result;
+bool OperatorTraits::writes(const Arguments& arguments, size_t argument) const {
+  return std::ranges::find(written, argument) != written.end() ||
+         (is_statistic(argument) && (training < 0 || arguments[static_cast<size_t>(training)].toBool()));
 }
 
 bool OperatorTraits::has_dropout(const Arguments& arguments) const {

@@ -41,8 +41,9 @@ struct OperatorTraits {
   bool may_normalise = false;    ///< batch normalisation: see reads_batch_statistics()
   bool is_collective = false;    ///< writes to its arguments, although the schema shows no write
 
-  /// The arguments that this call writes.
-  std::vector<size_t> written_by(const Arguments& arguments) const;
+  bool is_statistic(size_t argument) const { return std::ranges::find(statistics, argument) != statistics.end(); }
+  /// Whether this call writes the argument.
+  bool writes(const Arguments& arguments, size_t argument) const;
   /// Whether this call draws from a generator.
   bool draws(const Arguments& arguments) const;
   /// Whether this call normalises by the statistics of several items. Instance normalisation calls the same operators
@@ -65,9 +66,8 @@ bool is_workspace(const c10::OperatorHandle& producer, const at::Tensor& tensor)
 /// may write.
 template <class F>
 void visit_written(const OperatorTraits& traits, const Arguments& arguments, F&& f) {
-  const std::vector<size_t> written = traits.written_by(arguments);
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (traits.is_collective || std::find(written.begin(), written.end(), i) != written.end()) {
+    if (traits.is_collective || traits.writes(arguments, i)) {
       visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { f(tensor, i); });
     }
   }

@@ -11,6 +11,7 @@
 
 #include "src/core/bytes_hash.h"
 #include "src/core/has_bytes.h"
+#include "src/core/read_later.h"
 #include "src/memory/aside.h"
 
 namespace snug::detail {
@@ -18,6 +19,8 @@ namespace {
 
 // Bytes hashed at a time on a tensor's device, which takes a few copies of so many bytes.
 constexpr int64_t kChunk = int64_t{2} << 20;
+// Bytes that lie on the host before the host waits.
+constexpr int64_t kMostToCome = int64_t{64} << 20;
 
 // x ^ (x >> bits), as for numbers without a sign: a bijection.
 at::Tensor& fold_(at::Tensor& words, int64_t bits) {
@@ -39,9 +42,8 @@ at::Tensor hash_of_words(const at::Tensor& words, const at::Tensor& factors) {
   return fold_(mixed, 33).mul_(factors).sum();
 }
 
-// Hashes on the tensor's device: only a number per chunk goes to the host. Only chunks without aligned words are copied
-// first.
-uint64_t hash_on_device(const at::Tensor& plain) {
+// Hashes on the tensor's device: returns a number per chunk. Only chunks without aligned words are copied first.
+at::Tensor hashes_on_device(const at::Tensor& plain) {
   const at::Tensor bytes = plain.view({-1}).view(at::kByte);
   const at::Tensor all_factors = factors(kChunk / 8, plain.device());
   std::vector<at::Tensor> sums;
@@ -53,25 +55,42 @@ uint64_t hash_on_device(const at::Tensor& plain) {
     }
     sums.push_back(hash_of_words(chunk.view(at::kLong), all_factors.slice(0, 0, chunk.numel() / 8)));
   }
-  const at::Tensor found = at::stack(sums).to(at::kCPU);
-  return bytes_hash(found.const_data_ptr(), found.nbytes());
+  return at::stack(sums);
+}
+
+uint64_t hash_on_host(const at::Tensor& tensor) {
+  const at::Tensor plain = tensor.resolve_conj().resolve_neg().contiguous();
+  return bytes_hash(plain.const_data_ptr(), plain.nbytes());
 }
 
 }  // namespace
 
-uint64_t tensor_hash(const at::Tensor& tensor) {
-  if (!can_be_read(tensor)) {
-    return 0;
-  }
+size_t TensorHashes::add(const at::Tensor& tensor) {
   const Aside none_of_the_step;
   const c10::NoGradGuard no_grad;
+  const size_t number = hashes_.size();
+  hashes_.push_back(can_be_read(tensor) && tensor.is_cpu() ? hash_on_host(tensor.detach()) : 0);
+  if (!can_be_read(tensor) || tensor.is_cpu()) {
+    return number;
+  }
   // Another layout takes a copy, and the device may have no memory for a copy.
   const bool has_plain_layout = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-  if (!tensor.is_cpu() && has_plain_layout && static_cast<int64_t>(tensor.nbytes()) > kChunk) {
-    return hash_on_device(tensor.detach());
+  const bool is_large = static_cast<int64_t>(tensor.nbytes()) > kChunk;
+  const at::Tensor for_host = is_large && has_plain_layout ? hashes_on_device(tensor.detach()) : tensor.detach();
+  to_come_.emplace_back(number, read_later(for_host));
+  bytes_to_come_ += static_cast<int64_t>(for_host.nbytes());
+  if (bytes_to_come_ > kMostToCome) {
+    read();
   }
-  const at::Tensor plain = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
-  return bytes_hash(plain.const_data_ptr(), plain.nbytes());
+  return number;
+}
+
+const std::vector<uint64_t>& TensorHashes::read() {
+  for (const auto& [number, values] : std::exchange(to_come_, {})) {
+    hashes_[number] = hash_on_host(values());
+  }
+  bytes_to_come_ = 0;
+  return hashes_;
 }
 
 }  // namespace snug::detail

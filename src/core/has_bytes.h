@@ -23,10 +23,10 @@ inline bool has_bytes(const at::Tensor& tensor) {
     return false;
   }
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (!impl.has_storage() || impl.is_python_dispatch() || impl.unsafe_storage().device().is_meta()) {
+  const c10::Storage& storage = impl.unsafe_storage();
+  if (!storage || impl.is_python_dispatch() || storage.device().is_meta()) {
     return false;
   }
-  const c10::Storage& storage = impl.unsafe_storage();
   return memory_of(storage).get() != nullptr || storage.sym_nbytes().maybe_as_int() == 0;
 }
 

@@ -1,5 +1,7 @@
 #include "src/memory/not_adopted.h"
 
+#include <typeinfo>
+
 #include <ATen/ops/clone.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -20,17 +22,18 @@ bool is_shared(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor not_adopted(at::Tensor kept, bool is_as_saved, const std::function<bool(const at::Tensor&)>& gives_away) {
+at::Tensor not_adopted(at::Tensor kept, SavedTensorPolicy& policy, std::any& packed) {
   if (!can_be_read(kept) || kept.is_nested() || !is_shared(kept)) {
     return kept;
   }
   const auto node = torch::autograd::get_current_node();
   // CopySlices, the node of a write to a view, copies the result of the function below CopySlices.
   if (node == nullptr || !is_custom_function(*node) || node.get() == computes_its_gradients ||
-      node->name() == "torch::autograd::CopySlices" || gives_away(kept)) {
+      node->name() == "torch::autograd::CopySlices" || policy.gives_away(packed, kept)) {
     return kept;
   }
-  if (is_as_saved && CheckedFunction::may_have(node.get(), kept.storage().unsafeGetStorageImpl())) {
+  if (packed.type() == typeid(at::Tensor) &&
+      CheckedFunction::may_have(node.get(), kept.storage().unsafeGetStorageImpl())) {
     return kept;
   }
   if (!kept.is_non_overlapping_and_dense()) {  // autograd never takes a tensor with this layout without a copy

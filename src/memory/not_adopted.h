@@ -10,17 +10,19 @@
 // the nodes return, so autograd's own nodes are safe. Without hooks, the owner of a saved tensor refers to the tensor,
 // so autograd makes a copy.
 
-#include <functional>
+#include <any>
 
 #include <ATen/core/Tensor.h>
 
+#include "src/memory/saved_tensor_policy.h"
+
 namespace snug::detail {
 
-/// Returns `kept`. Returns a copy if a custom Function asks for `kept`, the memory of `kept` is shared, and both of
-/// these conditions are false:
-/// - `gives_away(kept)`: whoever shares the memory lets go of the memory with the Function's save, for good;
-/// - `kept` is the saved tensor itself (`is_as_saved`), and a CheckedFunction looks at the tensors that the Function
-///   returns.
-at::Tensor not_adopted(at::Tensor kept, bool is_as_saved, const std::function<bool(const at::Tensor&)>& gives_away);
+/// Returns `kept`, which `policy` has just unpacked from `packed`. Returns a copy if a custom Function asks for `kept`,
+/// the memory of `kept` is shared, and both of these conditions are false:
+/// - The policy gives the memory away: whoever shares the memory lets go of the memory with the Function's save, for
+///   good.
+/// - The policy has kept the saved tensor itself, and a CheckedFunction looks at the tensors that the Function returns.
+at::Tensor not_adopted(at::Tensor kept, SavedTensorPolicy& policy, std::any& packed);
 
 }  // namespace snug::detail

@@ -30,11 +30,7 @@ void visit_tensors_in(const c10::IValue& value, F&& f) {
     if (value.toTensor().defined()) {
       f(value.toTensor());
     }
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      f(tensor);
-    }
-  } else if (value.isList()) {  // of optional tensors, or of numbers
+  } else if (value.isList()) {  // of tensors, of optional tensors, or of numbers
     for (const c10::IValue& element : value.toListRef()) {
       if (element.isTensor() && element.toTensor().defined()) {
         f(element.toTensor());
@@ -134,7 +130,8 @@ class [[nodiscard]] OperatorScope final {
   BackwardOnThisThread backward_;
 };
 
-/// Whether all results of an operator are views of arguments, and the operator writes nothing.
+/// Whether all results of an operator are views of arguments, and the operator writes nothing. True for _unsafe_view
+/// too, whose schema does not tell.
 bool makes_only_views(const c10::FunctionSchema& schema);
 
 /// Repeats a seen call: the same kernel, below autograd and autocast, out of sight of all policies. `from` is the

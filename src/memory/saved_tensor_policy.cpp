@@ -55,7 +55,8 @@ class PolicyHooks final : public SavedVariableHooks {
     saved_version_ = version_counter_.current_version();
     const UnseenOperators unseen;  // the work of keeping a tensor is not a part of the computation
     packed_ = policy_->pack(tensor);
-    if (const auto* kept = std::any_cast<at::Tensor>(&packed_)) {
+    const auto* kept = saved_tensors_are_observed() ? std::any_cast<at::Tensor>(&packed_) : nullptr;
+    if (kept != nullptr) {
       mark_as_saved(*kept);
     }
   }
@@ -66,9 +67,7 @@ class PolicyHooks final : public SavedVariableHooks {
                 "at version ",
                 version_counter_.current_version(), "; expected version ", saved_version_,
                 " instead. Clone it before the write, or write out of place.");
-    const bool is_as_saved = std::any_cast<at::Tensor>(&packed_) != nullptr;
-    return not_adopted(policy_->unpack(packed_), is_as_saved,
-                       [this](const at::Tensor& unpacked) { return policy_->gives_away(packed_, unpacked); });
+    return not_adopted(policy_->unpack(packed_), *policy_, packed_);
   }
 
  private:
@@ -88,12 +87,13 @@ class Keep final : public SavedTensorPolicy {
 // The innermost policy of the calling thread. Returns nullptr if the thread has no policy, if hooks of Python began
 // inside the policy, or if Python allows no hooks.
 std::shared_ptr<SavedTensorPolicy> policy_in_charge() {
-  if (policies.empty()) {
+  const InnermostPolicy* const last = policies.empty() ? nullptr : &policies.back();
+  if (last == nullptr) {
     return nullptr;
   }
   const auto& python = at::SavedTensorDefaultHooks::get_tls_state();
-  const bool is_innermost = python.stack.size() <= policies.back().python_hooks;
-  return is_innermost && !python.is_tracing && !python.disabled_error_message ? policies.back().policy : nullptr;
+  const bool is_innermost = python.stack.size() <= last->python_hooks;
+  return is_innermost && !python.is_tracing && !python.disabled_error_message ? last->policy : nullptr;
 }
 
 class SnugEngine final : public ForwardingEngine {

@@ -28,14 +28,15 @@ OpTape::OpTape(TapeRegion region) : OpTape(std::make_shared<TapeState>(nullptr))
 
 void OpTape::call(const OperatorCall& call, Stack& stack) {
   c10::SmallVector<c10::Storage, 4> operands;  // alive until the listener has heard of the operator
+  const OperatorTraits& traits = traits_of(call.op);
   std::unique_lock lock(state_->mutex);
-  if (state_->is_closed || traits_of(call.op).is_view) {
+  if (state_->is_closed || traits.is_view) {
     lock.unlock();
     call.proceed(stack);
     return;
   }
   storages_->finish_transfers_before(replays_.next());
-  RunningOperator running = writer_.begin(call, stack);
+  RunningOperator running = writer_.begin(call, traits, stack);
   TapeOperator& record = running.record;
   for (const TapeOperator::Operand& operand : record.operands) {
     if (storages_->at(operand.value.storage).is_watched) {

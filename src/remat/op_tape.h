@@ -50,6 +50,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/activations/tensor_hash.h"
 #include "src/memory/operator_mode.h"
 #include "src/memory/saved_tensor_policy.h"
 #include "src/remat/tape_replays.h"
@@ -109,18 +110,23 @@ class OpTape final : public OperatorPolicy, public SavedTensorPolicy, public std
   /// The number of operators that ran again.
   std::shared_ptr<const std::atomic<int64_t>> replayed() const { return replays_.replayed(); }
   /// From now on, rebuilt values are compared bit for bit with the saved values, and different() lists the storages
-  /// that differ.
+  /// that differ. Call different() after the backward pass: different() waits for the device.
   void verify_values() { state_->verifies = true; }
-  const std::set<int>& different() const { return different_; }
+  const std::set<int>& different();
 
  private:
   struct Slot;
+  struct Comparison {
+    int storage;
+    size_t saved, rebuilt;  // numbers of hashes
+  };
 
   explicit OpTape(std::shared_ptr<TapeState> state);
 
+  size_t hash(const at::Tensor& tensor);
   void hash_what_was_filled();
   bool note_ask_inside(int storage);
-  void begin_unpacking(Slot& slot);
+  void begin_unpacking(Slot& slot, int pass);
   at::Tensor values_of(const Slot& slot);
   void let_go();
   void slot_is_gone(Slot& slot);
@@ -130,7 +136,9 @@ class OpTape final : public OperatorPolicy, public SavedTensorPolicy, public std
   TapeReplays replays_;
   TapeWriter writer_;
   bool missed_operators_ = false;
-  std::vector<std::weak_ptr<Slot>> packed_;  // slots packed since the last operator, for verification
+  TensorHashes hashes_;
+  std::vector<Comparison> comparisons_;
+  std::vector<Slot*> packed_;  // slots packed since the last operator, for verification
   std::set<int> different_;
   std::set<int> written_in_backward_;
 };

@@ -10,7 +10,6 @@
 
 #include "src/activations/operator_traits.h"
 #include "src/activations/storage_views.h"
-#include "src/activations/tensor_hash.h"
 #include "src/core/has_bytes.h"
 #include "src/memory/backward_pass.h"
 #include "src/remat/op_tape.h"
@@ -31,36 +30,28 @@
 
 namespace snug::detail {
 
-// Takes the place of a tensor that autograd saves.
-struct OpTape::Slot {
+// Takes the place of a tensor that autograd saves. A pointer to the slot fits into a std::any without an allocation.
+struct OpTape::Slot final : c10::intrusive_ptr_target {
   Slot(std::shared_ptr<OpTape> on, int of, at::Tensor tensor)
       : tape(std::move(on)), storage(of), shape(std::move(tensor)) {}
-  ~Slot() { tape->slot_is_gone(*this); }
-  Slot(const Slot&) = delete;
-  Slot& operator=(const Slot&) = delete;
+  ~Slot() override { tape->slot_is_gone(*this); }
 
   std::shared_ptr<OpTape> tape;
   int storage;
-  at::Tensor shape;                     // has no memory
-  int pass = -1;                        // the last pass that asked for the tensor
-  bool is_used = false;                 // backward has the tensor and will release the slot
-  bool is_given = false;                // the tensor was given away with the memory
-  std::optional<uint64_t> values = {};  // a hash, for comparison with the rebuilt values
-  int version = 0;                      // the version that was hashed
+  at::Tensor shape;                 // has no memory
+  int pass = -1;                    // the last pass that asked for the tensor
+  bool is_used = false;             // backward has the tensor and will release the slot
+  bool is_given = false;            // the tensor was given away with the memory
+  std::optional<size_t> hash = {};  // of the values, for comparison with the rebuilt values
+  int version = 0;                  // the version that was hashed
 };
 
 namespace {
 
-bool this_pass_keeps_its_graph() { return current_pass() < 0 || torch::autograd::get_current_graph_task_keep_graph(); }
+bool keeps_its_graph(int pass) { return pass < 0 || torch::autograd::get_current_graph_task_keep_graph(); }
 
 // The tensor without a graph, with the tensor's count of writes: detach(), without a call of the dispatcher.
 at::Tensor as_saved(const at::Tensor& tensor) { return tensor.tensor_data(); }
-
-// Reads the values with operators that the tape does not see.
-uint64_t hash_of(const at::Tensor& tensor) {
-  const UnseenOperators unseen;
-  return tensor_hash(tensor);
-}
 
 }  // namespace
 
@@ -84,7 +75,7 @@ std::any OpTape::pack(const at::Tensor& tensor) {
   replays_.note_write_through_pointer(*known, tensor);
   TapeStorage& storage = storages_->at(*known);
   storage.is_rebuildable = storage.is_rebuildable && !storage.is_blank;  // until an operator fills the memory
-  auto slot = std::make_shared<Slot>(shared_from_this(), *known, writer_.shape_of(tensor));
+  auto slot = c10::make_intrusive<Slot>(shared_from_this(), *known, writer_.shape_of(tensor));
   ++storage.slots;
   state_->listener->on_pack(slot->storage);
   storages_->settle(slot->storage);
@@ -94,26 +85,42 @@ std::any OpTape::pack(const at::Tensor& tensor) {
   const int producer = storage.producers.front();
   const bool is_rebuilt = !storages_->is_kept(slot->storage);
   if (state_->verifies && is_rebuilt && !(producer >= 0 && is_workspace(replays_.at(producer).op, tensor))) {
-    slot->values = hash_of(tensor);
+    slot->hash = hash(tensor);
     slot->version = storages_->at(slot->storage).last_version();
-    packed_.push_back(slot);
+    packed_.push_back(slot.get());
   }
   return slot;
 }
 
+// Reads the values with operators that the tape does not see.
+size_t OpTape::hash(const at::Tensor& tensor) {
+  const UnseenOperators unseen;
+  return hashes_.add(tensor);
+}
+
+const std::set<int>& OpTape::different() {
+  const UnseenOperators unseen;
+  const std::vector<uint64_t>& hashes = hashes_.read();
+  for (const Comparison& one : std::exchange(comparisons_, {})) {
+    if (hashes[one.saved] != hashes[one.rebuilt]) {
+      different_.insert(one.storage);
+    }
+  }
+  return different_;
+}
+
 void OpTape::hash_what_was_filled() {
-  for (const auto& packed : std::exchange(packed_, {})) {
-    const auto slot = packed.lock();
-    if (slot && slot->version != storages_->at(slot->storage).last_version()) {
+  for (Slot* const slot : std::exchange(packed_, {})) {
+    if (slot->version != storages_->at(slot->storage).last_version()) {
       if (const c10::Storage memory = storages_->find(slot->storage)) {
-        slot->values = hash_of(on_storage(slot->shape, memory));
+        slot->hash = hash(on_storage(slot->shape, memory));
       }
     }
   }
 }
 
-void OpTape::begin_unpacking(Slot& slot) {
-  const bool kept_graph = std::exchange(state_->keeps_graph, this_pass_keeps_its_graph());
+void OpTape::begin_unpacking(Slot& slot, int pass) {
+  const bool kept_graph = std::exchange(state_->keeps_graph, keeps_its_graph(pass));
   const bool begins = state_->cursor.begin(outermost_pass());
   if (state_->keeps_graph && (begins || !kept_graph) && !state_->region) {
     replays_.judge_all_again();
@@ -121,7 +128,7 @@ void OpTape::begin_unpacking(Slot& slot) {
   if (kept_graph && begins) {
     replays_.bring_back_what_is_kept();
   }
-  slot.pass = current_pass();
+  slot.pass = pass;
   state_->cursor.arrive(slot.storage);
   storages_->finish_transfers_and_fetch();
 }
@@ -153,7 +160,7 @@ bool OpTape::note_ask_inside(int storage) {
   const TapeSchedule::ForStorage* scheduled = state_->cursor.of(storage);
   const bool may_be_inside = state_->is_closed || state_->cursor.due(replays_.next()) != nullptr;
   s.is_asked_inside = (scheduled != nullptr && scheduled->unpacked_at.empty() && may_be_inside) ||
-                      (state_->has_listener() && (!state_->is_closed || this_pass_keeps_its_graph()));
+                      (state_->has_listener() && (!state_->is_closed || keeps_its_graph(current_pass())));
   if (s.is_asked_inside) {
     state_->listener->on_asked_inside(storage);
   }
@@ -166,17 +173,19 @@ at::Tensor OpTape::values_of(const Slot& slot) {
     memory = replays_.rebuild(slot.storage);
   }
   at::Tensor result = on_storage(slot.shape, memory);
-  if (slot.values && *slot.values != hash_of(result)) {
-    different_.insert(slot.storage);
+  if (slot.hash) {
+    comparisons_.push_back({slot.storage, *slot.hash, hash(result)});
   }
   return result;
 }
 
 at::Tensor OpTape::unpack(std::any& packed) {
-  if (const auto* tensor = std::any_cast<at::Tensor>(&packed)) {
-    return *tensor;
+  const auto* found = std::any_cast<c10::intrusive_ptr<Slot>>(&packed);
+  if (found == nullptr) {
+    return std::any_cast<at::Tensor&>(packed);
   }
-  Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
+  Slot& slot = **found;
+  const int pass = current_pass();
   const std::lock_guard lock(state_->mutex);
   if (state_->region && !state_->is_closed) {
     return values_of(slot);  // for a backward pass inside the region
@@ -184,13 +193,15 @@ at::Tensor OpTape::unpack(std::any& packed) {
   if (state_->region) {
     replays_.begin_asking();
   }
-  if (!note_ask_inside(slot.storage)) {
+  bool is_inside = note_ask_inside(slot.storage);
+  if (!is_inside && !state_->is_closed) {
     close();
+    is_inside = note_ask_inside(slot.storage);
   }
-  if (note_ask_inside(slot.storage) || (slot.pass >= 0 && slot.pass == current_pass())) {
+  if (is_inside || (slot.pass >= 0 && slot.pass == pass)) {
     return values_of(slot);
   }
-  begin_unpacking(slot);
+  begin_unpacking(slot, pass);
   state_->listener->on_unpack(slot.storage);
   at::Tensor result = values_of(slot);
   if (!state_->keeps_graph && !std::exchange(slot.is_used, true)) {
@@ -214,12 +225,12 @@ std::any OpTape::pack_result(const at::Tensor& tensor) {
 }
 
 at::Tensor OpTape::look_at(std::any& packed) {
-  const auto* slot = std::any_cast<std::shared_ptr<Slot>>(&packed);
+  const auto* slot = std::any_cast<c10::intrusive_ptr<Slot>>(&packed);
   if (slot == nullptr) {
     return std::any_cast<at::Tensor&>(packed);
   }
   const std::lock_guard lock(state_->mutex);
-  state_->keeps_graph = this_pass_keeps_its_graph();
+  state_->keeps_graph = keeps_its_graph(current_pass());
   replays_.begin_asking();
   at::Tensor result = values_of(**slot);
   replays_.note_asked((*slot)->storage);
@@ -228,7 +239,7 @@ at::Tensor OpTape::look_at(std::any& packed) {
 
 // Whether only the tape holds the memory, and only for this slot.
 bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
-  const auto* slot = std::any_cast<std::shared_ptr<Slot>>(&packed);
+  const auto* slot = std::any_cast<c10::intrusive_ptr<Slot>>(&packed);
   if (slot == nullptr) {
     return false;
   }
@@ -247,6 +258,7 @@ bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
 void OpTape::slot_is_gone(Slot& slot) {
   const std::lock_guard lock(state_->mutex);
   TapeStorage& storage = storages_->at(slot.storage);
+  std::erase(packed_, &slot);
   --storage.slots;
   if (slot.is_used) {
     --storage.uses;

@@ -52,8 +52,6 @@
 namespace snug::detail {
 namespace {
 
-bool contains(const std::vector<size_t>& list, size_t i) { return std::ranges::find(list, i) != list.end(); }
-
 bool is_all_of_its_storage(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg() &&
          static_cast<size_t>(tensor.numel()) * tensor.itemsize() == tensor.storage().nbytes();
@@ -84,12 +82,12 @@ at::Tensor all_memory_of(const at::Tensor& tensor) {
 // --- operators
 
 // Called for an operator's arguments before the operator runs.
-void TapeWriter::prepare_operands(RunningOperator& running, const OperatorTraits& traits, const Arguments& arguments) {
+void TapeWriter::prepare_operands(RunningOperator& running, const Arguments& arguments) {
   TapeOperator& record = running.record;
-  const std::vector<size_t> written = traits.written_by(arguments);
+  const OperatorTraits& traits = running.traits;
   const auto visit = [&](auto&& f) {
     for (size_t i = 0; i < arguments.size(); ++i) {
-      if (!contains(traits.statistics, i) || !contains(written, i)) {  // moved statistics are not read, see begin()
+      if (!traits.is_statistic(i) || !traits.writes(arguments, i)) {  // moved statistics are not read, see begin()
         visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { f(tensor, i); });
       }
     }
@@ -98,7 +96,7 @@ void TapeWriter::prepare_operands(RunningOperator& running, const OperatorTraits
   bool reads_values = false;
   visit([&](const at::Tensor& tensor, size_t i) {
     const std::optional<int> known = storages_.known_number_of(tensor);
-    const bool is_filled = contains(written, i) && fills(record.op, i, tensor);
+    const bool is_filled = traits.writes(arguments, i) && fills(record.op, i, tensor);
     reads_values = true;
     running.is_in_graph = running.is_in_graph || tensor.requires_grad();
     running.is_drawn =
@@ -115,7 +113,7 @@ void TapeWriter::prepare_operands(RunningOperator& running, const OperatorTraits
       return;
     }
     const int number = storages_.number_of(tensor);
-    const bool is_written = contains(written, i);
+    const bool is_written = traits.writes(arguments, i);
     if (storages_.at(number).is_blank && is_written && fills(record.op, i, tensor)) {
       storages_.at(number).is_rebuildable = true;
     } else if (storages_.at(number).is_blank) {

@@ -14,6 +14,7 @@
 
 #include "snug/checkpoint.h"
 #include "snug/core.h"
+#include "src/activations/operator_traits.h"
 #include "src/memory/operator_mode.h"
 #include "src/planner/profile.h"
 #include "src/planner/replay.h"
@@ -24,25 +25,25 @@ namespace snug::detail {
 /// One operator of an OpTape, with everything needed to run the operator again.
 struct TapeOperator {
   struct Operand {
-    size_t argument;
-    std::optional<size_t> element;  // position in a list argument
+    uint32_t argument;
+    std::optional<uint32_t> element;  // position in a list argument
     plan::Value value;
     at::Tensor shape;  // has no memory
   };
   struct Result {
-    size_t result;
-    std::optional<size_t> element;
+    uint32_t result;
+    std::optional<uint32_t> element;
     int storage;
   };
 
   c10::OperatorHandle op;
   CallContext context;
   // Elements lie inside TapeOperator: most operators have few elements of each list, and a tape has many operators.
-  c10::SmallVector<c10::IValue, 4> arguments;  // tensors removed
+  c10::SmallVector<c10::IValue, 6> arguments;  // tensors removed
   c10::SmallVector<Operand, 3> operands;
-  c10::SmallVector<Result, 1> results;     // only results on new storages
+  c10::SmallVector<Result, 3> results;     // only results on new storages
   c10::SmallVector<plan::Value, 3> needs;  // values read, and for each write the version before
-  c10::SmallVector<plan::Value, 2> writes;
+  c10::SmallVector<plan::Value, 3> writes;
   bool is_replayable = true;
   at::Generator drew_from = {};  // the generator's state before the operator
 };
@@ -50,6 +51,7 @@ struct TapeOperator {
 /// An operator under way: the record, and facts that nobody asks for after the operator.
 struct RunningOperator {
   TapeOperator record;
+  const OperatorTraits& traits;
   size_t first_result;                                      // position on the stack
   c10::SmallVector<const c10::StorageImpl*, 1> given = {};  // arguments without a tensor, as for set_()
   bool reads_batch_statistics = false;

@@ -34,8 +34,9 @@ namespace {
 
 TapeSchedule::Made made_by(const plan::Operator& op, const plan::Profile& profile) {
   const size_t dot = op.name.find('.');
-  TapeSchedule::Made made{.op = {op.name.substr(0, dot), dot == std::string::npos ? "" : op.name.substr(dot + 1)},
-                          .wiring = wiring_of(op.reads, op.writes)};
+  const c10::OperatorName name(op.name.substr(0, dot), dot == std::string::npos ? "" : op.name.substr(dot + 1));
+  TapeSchedule::Made made{
+      .name = op.name, .op = c10::Dispatcher::singleton().findSchema(name), .wiring = wiring_of(op.reads, op.writes)};
   for (const plan::Value& value : op.writes) {
     const plan::Storage& storage = profile.storages[static_cast<size_t>(value.storage)];
     if (value.version == 0 && storage.kind != plan::StorageKind::External) {

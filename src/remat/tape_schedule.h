@@ -3,11 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
-#include <string_view>
+#include <string>
 #include <vector>
 
-#include <ATen/core/operator_name.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Device.h>
 
 #include "src/activations/offload_store.h"
@@ -18,10 +19,11 @@ namespace snug::detail {
 /// How a tape treats a sequence of operators from a profile. Storages have the numbers of the plan::Profile.
 struct TapeSchedule {
   struct Made {
-    c10::OperatorName op;
-    size_t wiring;                    // hash of the operands and the written values, see wiring_of()
-    std::vector<int64_t> bytes;       // of each storage made by the operator
-    std::vector<int> waits_for = {};  // streamed storages that are written before the operator runs
+    std::string name;
+    std::optional<c10::OperatorHandle> op;  // none: nobody has registered an operator of this name
+    size_t wiring;                          // hash of the operands and the written values, see wiring_of()
+    std::vector<int64_t> bytes;             // of each storage made by the operator
+    std::vector<int> waits_for = {};        // streamed storages that are written before the operator runs
   };
   struct ForStorage {
     bool keep_from_start = false;       // keep from the producer on

@@ -2,12 +2,12 @@
 // TapeShapes: tensors without memory. All tensors with the same view of memory share one shape. A step has few
 // different views and many operands.
 
+#include <array>
+#include <cstdint>
 #include <typeinfo>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/util/flat_hash_map.h>
-#include <c10/util/hash.h>
 
 #include "src/activations/storage_views.h"
 
@@ -21,7 +21,7 @@ class TapeShapes {
     if (!is_ordinary(tensor)) {
       return without_memory(tensor);
     }
-    at::Tensor& latest = latest_[hash_of(impl)];
+    at::Tensor& latest = latest_[place_of(impl)];
     if (!latest.defined() || !is_same_view(*latest.unsafeGetTensorImpl(), impl)) {
       latest = without_memory(tensor);
     }
@@ -50,17 +50,19 @@ class TapeShapes {
            a.is_wrapped_number() == b.is_wrapped_number();
   }
 
-  static size_t hash_of(const c10::TensorImpl& impl) {
-    auto hash = static_cast<size_t>(impl.storage_offset());
+  // A hash of sizes, strides and offset.
+  static size_t place_of(const c10::TensorImpl& impl) {
+    auto hash = static_cast<uint64_t>(impl.storage_offset());
     for (const auto numbers : {impl.sizes(), impl.strides()}) {
       for (const int64_t number : numbers) {
-        hash = c10::hash_combine(hash, static_cast<size_t>(number));
+        hash = (hash ^ static_cast<uint64_t>(number)) * 0x9E3779B97F4A7C15U;
       }
     }
-    return hash;
+    return hash >> (64 - kBits);
   }
 
-  ska::flat_hash_map<size_t, at::Tensor> latest_;  // by the hash of sizes, strides and offset
+  static constexpr int kBits = 9;
+  std::array<at::Tensor, size_t{1} << kBits> latest_;  // by place_of()
 };
 
 }  // namespace snug::detail

@@ -58,15 +58,12 @@ int TapeStorages::number_of(const at::Tensor& tensor) {
 
 int TapeStorages::add(const at::Tensor& tensor, int producer) {
   const int number = size();
-  TapeStorage& storage = storages_.emplace_back(TapeStorage{
-      .origin = producer >= 0     ? TapeStorage::Origin::Operator
-                : is_lent(tensor) ? TapeStorage::Origin::Lent
-                                  : TapeStorage::Origin::Program,
-      .is_counted = state_->cursor.counts(tensor.device()) && is_from_allocator(memory_of(tensor.storage())),
-      .producers = {producer},
-      .bytes = static_cast<int64_t>(tensor.storage().nbytes()),
-      .holding = Holding(tensor.storage()),
-  });
+  TapeStorage& storage = storages_.emplace_back(tensor.storage());
+  storage.origin = producer >= 0     ? TapeStorage::Origin::Operator
+                   : is_lent(tensor) ? TapeStorage::Origin::Lent
+                                     : TapeStorage::Origin::Program;
+  storage.is_counted = state_->cursor.counts(tensor.device()) && is_from_allocator(memory_of(tensor.storage()));
+  storage.producers.push_back(producer);
   if (storage.origin == TapeStorage::Origin::Program) {
     if (state_->region) {
       pack_outside(number, tensor);

@@ -32,6 +32,8 @@ struct KeptOutside {
 };
 
 struct TapeStorage {
+  explicit TapeStorage(const c10::Storage& memory) : bytes(static_cast<int64_t>(memory.nbytes())), holding(memory) {}
+
   // Recorded facts.
   enum class Origin : uint8_t {
     Operator,  // made by an operator of the tape
@@ -40,9 +42,9 @@ struct TapeStorage {
   };
   Origin origin = Origin::Program;
   bool is_counted = true;              // whether the memory comes from an allocator, on the device whose bytes count
-  c10::SmallVector<int, 1> producers;  // per version: the operator; -1: not on the tape
-  int64_t bytes = 0;
-  c10::SmallVector<WriteCount, 1> counts = {};    // write counts of the tensors seen on the storage, one per counter
+  c10::SmallVector<int, 2> producers;  // per version: the operator; -1: not on the tape
+  int64_t bytes;
+  c10::SmallVector<WriteCount, 2> counts = {};    // write counts of the tensors seen on the storage, one per counter
   c10::SmallVector<c10::Stream, 1> streams = {};  // device streams using the memory; the first made the contents
 
   // Whether the last version can be made again.

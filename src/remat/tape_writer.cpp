@@ -41,21 +41,18 @@
 
 namespace snug::detail {
 
-RunningOperator TapeWriter::begin(const OperatorCall& call, Stack& stack) {
-  const OperatorTraits& traits = traits_of(call.op);
+RunningOperator TapeWriter::begin(const OperatorCall& call, const OperatorTraits& traits, Stack& stack) {
   const Arguments arguments(call.op, stack);
   RunningOperator running{.record = {call.op, call.context()},
+                          .traits = traits,
                           .first_result = stack.size() - arguments.size(),
                           .reads_batch_statistics = traits.reads_batch_statistics(arguments)};
   TapeOperator& record = running.record;
   record.is_replayable = !traits.is_collective && !traits.draws_from_own_state(arguments);
   record.arguments.resize(arguments.size());
-  const auto is_statistic = [&](size_t i) {
-    return std::ranges::find(traits.statistics, i) != traits.statistics.end();
-  };
-  std::vector<at::Tensor> statistics, written;
+  Tensors statistics, written;
   visit_written(traits, arguments, [&](const at::Tensor& tensor, size_t i) {
-    (is_statistic(i) ? statistics : written).push_back(tensor);
+    (traits.is_statistic(i) ? statistics : written).push_back(tensor);
   });
   for (const c10::IValue& argument : arguments) {  // all arguments, before the first is read: some may share a storage
     visit_tensors_in(argument, [&](const at::Tensor& tensor) {
@@ -65,10 +62,10 @@ RunningOperator TapeWriter::begin(const OperatorCall& call, Stack& stack) {
     });
   }
   if (state_.region) {
-    prepare_operands(running, traits, arguments);
+    prepare_operands(running, arguments);
   }
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!is_statistic(i) || statistics.empty()) {  // batch normalisation's results do not depend on moved statistics
+  for (uint32_t i = 0; i < arguments.size(); ++i) {
+    if (statistics.empty() || !traits.is_statistic(i)) {  // batch normalisation's results do not depend on moved ones
       read_argument(running, arguments[i], i);
     }
   }
@@ -92,16 +89,16 @@ RunningOperator TapeWriter::begin(const OperatorCall& call, Stack& stack) {
   return running;
 }
 
-void TapeWriter::read_argument(RunningOperator& running, const c10::IValue& value, size_t argument) {
+void TapeWriter::read_argument(RunningOperator& running, const c10::IValue& value, uint32_t argument) {
   TapeOperator& record = running.record;
   if (value.isTensor() && value.toTensor().defined()) {
-    read_tensor(record, value.toTensor(), argument, std::nullopt);
+    read_tensor(running, value.toTensor(), argument, std::nullopt);
   } else if (value.isTensorList() || value.isOptionalTensorList()) {
     c10::List<c10::IValue> list = value.toList().copy();
-    for (size_t k = 0; k < list.size(); ++k) {
+    for (uint32_t k = 0; k < list.size(); ++k) {
       const c10::IValue element = list.get(k);
       if (element.isTensor() && element.toTensor().defined()) {
-        read_tensor(record, element.toTensor(), argument, k);
+        read_tensor(running, element.toTensor(), argument, k);
         list.set(k, at::Tensor());
       }
     }
@@ -114,19 +111,21 @@ void TapeWriter::read_argument(RunningOperator& running, const c10::IValue& valu
   }
 }
 
-void TapeWriter::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument,
-                             std::optional<size_t> element) {
+void TapeWriter::read_tensor(RunningOperator& running, const at::Tensor& tensor, uint32_t argument,
+                             std::optional<uint32_t> element) {
+  TapeOperator& record = running.record;
   if (!has_bytes(tensor) || tensor.is_inference()) {
     record.is_replayable = false;
     return;
   }
-  if (state_.region && !element && traits_of(record.op).reads_no_values) {
+  if (state_.region && !element && running.traits.reads_no_values) {
     record.arguments[argument] = shape_of(tensor);
     return;
   }
   const int number = storages_.number_of(tensor);
-  record.is_replayable = record.is_replayable && !storages_.at(number).is_lent();
-  const plan::Value value{number, storages_.at(number).last_version()};
+  const TapeStorage& storage = storages_.at(number);
+  record.is_replayable = record.is_replayable && !storage.is_lent();
+  const plan::Value value{number, storage.last_version()};
   record.operands.push_back({argument, element, value, shape_of(tensor)});
   if (std::find(record.needs.begin(), record.needs.end(), value) == record.needs.end()) {
     record.needs.push_back(value);
@@ -149,8 +148,8 @@ void TapeWriter::note_write(TapeOperator& record, const at::Tensor& tensor) {
 }
 
 // Autograd counts each of the arguments, or none of the arguments, after the operator.
-void TapeWriter::expect_writes(const std::vector<at::Tensor>& written) {
-  std::vector<const void*> counters;
+void TapeWriter::expect_writes(const Tensors& written) {
+  c10::SmallVector<const void*, 4> counters;
   for (const at::Tensor& tensor : written) {
     if (has_bytes(tensor) && !tensor.is_inference()) {
       counters.push_back(WriteCount::counter_of(tensor));
@@ -185,7 +184,7 @@ void TapeWriter::note_unseen_write_to(const at::Tensor& tensor) {
 void TapeWriter::read_results(RunningOperator& running, const Stack& stack) {
   TapeOperator& record = running.record;
   const bool has_written = !record.writes.empty();
-  const auto read = [&](const at::Tensor& tensor, size_t result, std::optional<size_t> element) {
+  const auto read = [&](const at::Tensor& tensor, uint32_t result, std::optional<uint32_t> element) {
     if (!tensor.defined()) {
       return;
     }
@@ -223,12 +222,13 @@ void TapeWriter::read_results(RunningOperator& running, const Stack& stack) {
     }
   };
   for (size_t i = running.first_result; i < stack.size(); ++i) {
+    const auto result = static_cast<uint32_t>(i - running.first_result);
     if (stack[i].isTensor()) {
-      read(stack[i].toTensor(), i - running.first_result, std::nullopt);
+      read(stack[i].toTensor(), result, std::nullopt);
     } else if (stack[i].isTensorList()) {
       const auto list = stack[i].toTensorVector();
-      for (size_t k = 0; k < list.size(); ++k) {
-        read(list[k], i - running.first_result, k);
+      for (uint32_t k = 0; k < list.size(); ++k) {
+        read(list[k], result, k);
       }
     }
   }
@@ -262,12 +262,11 @@ void TapeWriter::follow_schedule(const TapeOperator& record) {
     bytes.push_back(storages_.at(result.storage).counted_bytes());
   }
   const auto told = [&] {
-    return fmt::format(
-        "operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()), fmt::join(bytes, " + "),
-        due == nullptr ? "none" : fmt::format("{} ({} bytes)", c10::toString(due->op), fmt::join(due->bytes, " + ")));
+    return fmt::format("operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()),
+                       fmt::join(bytes, " + "),
+                       due == nullptr ? "none" : fmt::format("{} ({} bytes)", due->name, fmt::join(due->bytes, " + ")));
   };
-  const bool is_due =
-      due != nullptr && due->op == record.op.operator_name() && due->bytes.size() == static_cast<size_t>(bytes.size());
+  const bool is_due = due != nullptr && due->op == record.op && due->bytes.size() == static_cast<size_t>(bytes.size());
   if (!is_due || due->wiring != wiring_of(record.needs, record.writes)) {
     state_.cursor.deviate(told() + (is_due ? ", on other operands" : ""), first >= 0 ? first : storages_.size());
     return;
@@ -286,8 +285,7 @@ void TapeWriter::follow_schedule(const TapeOperator& record) {
 // Called before an operator writes. If the operator is not in the schedule and writes to values that cannot be made
 // again, the earlier values are lost, and everything that the schedule has dropped and would rebuild from the earlier
 // values. Then rebuilds and keeps the dropped results.
-void TapeWriter::save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
-                                 const std::vector<at::Tensor>& statistics) {
+void TapeWriter::save_from_write(const TapeOperator& record, const Tensors& written, const Tensors& statistics) {
   if (state_.cursor.schedule() == nullptr || (written.empty() && statistics.empty())) {
     return;
   }
@@ -297,7 +295,7 @@ void TapeWriter::save_from_write(const TapeOperator& record, const std::vector<a
       lost.insert(storage);
     }
   };
-  std::vector<plan::Value> writes;
+  c10::SmallVector<plan::Value, 2> writes;
   for (const at::Tensor& tensor : written) {
     if (has_bytes(tensor)) {
       const int storage = storages_.number_of(tensor);
@@ -320,8 +318,7 @@ void TapeWriter::save_from_write(const TapeOperator& record, const std::vector<a
   for (size_t i = 0; due != nullptr && i < due->bytes.size(); ++i) {
     writes.push_back({storages_.size() + static_cast<int>(i), 0});
   }
-  const bool is_due =
-      due != nullptr && due->op == record.op.operator_name() && due->wiring == wiring_of(record.needs, writes);
+  const bool is_due = due != nullptr && due->op == record.op && due->wiring == wiring_of(record.needs, writes);
   if (!is_due) {
     replays_.keep_what_depends_on(lost);
   }

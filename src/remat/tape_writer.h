@@ -20,7 +20,7 @@ class TapeWriter {
       : state_(state), storages_(storages), replays_(replays) {}
 
   /// An operator is about to run: reads its operands and announces its writes.
-  RunningOperator begin(const OperatorCall& call, Stack& stack);
+  RunningOperator begin(const OperatorCall& call, const OperatorTraits& traits, Stack& stack);
   /// The operator threw.
   void take_back(const RunningOperator& running);
   /// The operator has run: reads its results.
@@ -36,13 +36,15 @@ class TapeWriter {
   const std::string& growth() const { return growth_; }
 
  private:
-  void read_argument(RunningOperator& running, const c10::IValue& value, size_t argument);
-  void read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument, std::optional<size_t> element);
+  using Tensors = c10::SmallVector<at::Tensor, 1>;
+
+  void read_argument(RunningOperator& running, const c10::IValue& value, uint32_t argument);
+  void read_tensor(RunningOperator& running, const at::Tensor& tensor, uint32_t argument,
+                   std::optional<uint32_t> element);
   void note_write(TapeOperator& record, const at::Tensor& tensor);
-  void expect_writes(const std::vector<at::Tensor>& written);
-  void save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
-                       const std::vector<at::Tensor>& statistics);
-  void prepare_operands(RunningOperator& running, const OperatorTraits& traits, const Arguments& arguments);
+  void expect_writes(const Tensors& written);
+  void save_from_write(const TapeOperator& record, const Tensors& written, const Tensors& statistics);
+  void prepare_operands(RunningOperator& running, const Arguments& arguments);
 
   TapeState& state_;
   TapeStorages& storages_;

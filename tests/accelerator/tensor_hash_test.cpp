@@ -13,9 +13,14 @@
 namespace snug::tensor_hash_test {
 namespace {
 
-using detail::tensor_hash;
 using testing::accelerator;
 using torch::Tensor;
+
+uint64_t tensor_hash(const Tensor& tensor) {
+  detail::TensorHashes hashes;
+  hashes.add(tensor);
+  return hashes.read().front();
+}
 
 constexpr int64_t kRows = 1501, kWidth = 1001;  // 5.7 MiB, and no whole number of words of 8 bytes
 
@@ -54,9 +59,53 @@ TEST(TensorHashOnAnAccelerator, IsAnotherOneForOtherValuesInAnyPlaces) {
 
 TEST(TensorHashOnAnAccelerator, TakesAnyLayout) {
   const Tensor x = torch::randn({kRows, kWidth}, accelerator());
-  const uint64_t hash = tensor_hash(x.t());
-  EXPECT_EQ(tensor_hash(x.clone().t()), hash);
-  EXPECT_NE(tensor_hash((x + 1).t()), hash);
+  const std::function<Tensor(const Tensor&)> layouts[] = {
+      [](const Tensor& y) { return y.t(); },
+      [](const Tensor& y) { return y.slice(1, 1, kWidth); },
+      [](const Tensor& y) { return y.unsqueeze(0).slice(2, 0, kWidth, 2); },
+      [](const Tensor& y) { return y[1].slice(0, 0, 99, 7); },
+      [](const Tensor& y) { return y[1][1]; },
+      [](const Tensor& y) { return y.slice(0, 0, 3).t().unsqueeze(1).expand({kWidth, 800, 3}); },
+  };
+  for (const auto& layout : layouts) {
+    EXPECT_EQ(tensor_hash(layout(x.clone())), tensor_hash(layout(x)));
+    EXPECT_NE(tensor_hash(layout(x + 1)), tensor_hash(layout(x)));
+  }
+}
+
+TEST(TensorHashOnAnAccelerator, OfManyTensorsIsReadAtOnce) {
+  SNUG_SKIP_UNLESS_SIMULATED();
+  const Tensor small = torch::randn({100, 5}, accelerator()), large = torch::randn({kRows, kWidth}, accelerator());
+  std::vector<Tensor> tensors{large, large * 2, large.t()};
+  for (int64_t i = 0; i < small.size(0); ++i) {
+    tensors.push_back(small[i]);
+  }
+  std::vector<uint64_t> one_by_one;
+  for (const Tensor& tensor : tensors) {
+    one_by_one.push_back(tensor_hash(tensor));
+  }
+  const int64_t reads = sim_device::host_reads();
+  const double waited = sim_device::host_seconds();
+  detail::TensorHashes hashes;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_EQ(hashes.add(tensors[i] * 1), i);
+  }
+  EXPECT_EQ(sim_device::host_seconds(), waited);
+  EXPECT_EQ(hashes.read(), one_by_one);
+  EXPECT_EQ(sim_device::host_reads(), reads);
+}
+
+TEST(TensorHashOnAnAccelerator, TakesLittleMemoryOfTheHostForManySmallTensors) {
+  SNUG_SKIP_UNLESS_SIMULATED();
+  const Tensor x = torch::ones({1 << 18}, accelerator());
+  const double waited = sim_device::host_seconds();
+  detail::TensorHashes hashes;
+  for (int i = 0; i < 64; ++i) {
+    hashes.add(x);
+  }
+  EXPECT_EQ(sim_device::host_seconds(), waited);
+  hashes.add(x);
+  EXPECT_GT(sim_device::host_seconds(), waited) << "64 MiB are on the host";
 }
 
 TEST(TensorHashOnAnAccelerator, TakesAnyType) {

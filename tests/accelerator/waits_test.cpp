@@ -15,8 +15,11 @@
 #include "snug/stepper.h"
 #include "src/distributed/process_group_impl.h"
 #include "src/precision/guard_evidence.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/move_to.h"
+#include "tests/support/planned_step.h"
 
 namespace snug::waits_test {
 namespace {
@@ -157,6 +160,26 @@ TEST(Waits, ThereIsNoneForTheStatisticsOfSyncBatchNorm) {
   EXPECT_EQ(sim_device::host_reads(), before);
   EXPECT_TRUE(x.grad().defined());
   EXPECT_THROW(norm->forward(leaf({0, 3, 5, 5})), ConfigError) << "no values on any rank";
+}
+
+TEST(Waits, TheCheckOfAPlanHasAsManyForManyLayersAsForFew) {
+  SNUG_SKIP_UNLESS_SIMULATED();
+  const auto waits_for = [](int layers) {
+    torch::nn::Sequential model;
+    for (int i = 0; i < layers; ++i) {
+      model->push_back(torch::nn::Linear(8, 8));
+      model->push_back(torch::nn::GELU());
+    }
+    testing::move_to(*model, accelerator());
+    const Tensor x = torch::randn({512, 8}, accelerator());
+    const auto step = [&] { return model->forward(x).square().sum(); };
+    const plan::Profile profile = detail::profile_step(step);
+    const int64_t before = sim_device::host_reads();
+    const ActivationPlan plan = detail::plan_activations(profile, step, testing::smallest_feasible(profile));
+    EXPECT_GT(plan.predicted_seconds, plan.plain_seconds) << "the plan rebuilds nothing";
+    return sim_device::host_reads() - before;
+  };
+  EXPECT_EQ(waits_for(12), waits_for(4));
 }
 
 }  // namespace

@@ -224,7 +224,7 @@ TEST(TensorKinds, HaveBytesOrNot) {
   for (const Kind& kind : kinds()) {
     SCOPED_TRACE(kind.name);
     EXPECT_EQ(detail::has_bytes(kind.make(matrix)), kind.has_bytes);
-    EXPECT_NO_THROW((void)detail::tensor_hash(kind.make(matrix)));
+    EXPECT_NO_THROW((void)detail::TensorHashes().add(kind.make(matrix)));
   }
   EXPECT_FALSE(detail::has_bytes(Tensor()));
 }
