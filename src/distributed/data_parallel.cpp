@@ -44,7 +44,7 @@
 // - From LibTorch 2.15 on a bucket exists only from the bucket's first gradient to the end of backward; after backward
 //   the bucket's memory lives as long as one of the gradients in the bucket.
 // - The Reducer keeps all gradients in buckets. With shards, GradientShards takes the Reducer's
-//   place. Shard::Weights adds WeightShards.
+//   place. WeightShards is added if the weights are in shards, too.
 // - The Reducer is an internal class of LibTorch. Tried on LibTorch 2.11.0, 2.13.0 and 2.15.0.
 
 #define SNUG_LAZY_BUCKETS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)

@@ -1,6 +1,6 @@
 #pragma once
 // Owners: the rank that keeps each parameter of a model in shards: the sum of the parameter's gradients, the
-// optimizer's state, and, with Shard::Weights, the weights.
+// optimizer's state, and, with weights in shards, the weights.
 //
 // Problem: gradients and weights must be divided as the optimizer's state is.
 // Options: cut tensors, as ShardedOptimizer does alone, or keep tensors whole. Cut tensors divide evenly. Whole tensors

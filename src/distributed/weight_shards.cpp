@@ -102,9 +102,9 @@ WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int
     return;
   }
   seam_.emplace();
-  window_bytes_ = window_for(storages, window);
-  home_ = std::make_unique<Home>(*this, window_bytes_);
-  window_.emplace(std::move(storages), *home_, window_bytes_);
+  const int64_t bytes = window_for(storages, window);
+  home_ = std::make_unique<Home>(*this, bytes);
+  window_.emplace(std::move(storages), *home_, bytes);
   try {  // last: the destructor does not run after an exception
     for (int rank = 0; rank < group_.size(); ++rank) {
       if (rank != group_.rank()) {

@@ -41,7 +41,7 @@ class WeightShards final {
 
   /// The same weights on all ranks. Calls `send_first(i)`, which gives all ranks the values of weight i, then moves the
   /// weight into memory on the owner and releases the weight elsewhere. `window`: bytes of other ranks' weights that
-  /// are in memory at a time; 0: twice the largest weight.
+  /// are in memory at a time, at most all of them; 0: twice the largest weight of another rank.
   WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
                const std::function<void(size_t number)>& send_first);
   ~WeightShards();
@@ -57,7 +57,7 @@ class WeightShards final {
 
   /// Bytes of the weights of other ranks, and of the window through which these weights pass.
   int64_t bytes_elsewhere() const;
-  int64_t window_bytes() const { return window_bytes_; }
+  int64_t window_bytes() const { return window_ ? window_->bytes() : 0; }
 
  private:
   class Home;
@@ -72,7 +72,6 @@ class WeightShards final {
   std::vector<int64_t> requests_;  // of each rank; ends after the backend, which may still receive into it
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::optional<OperatorSeam> seam_;
-  int64_t window_bytes_ = 0;
   std::unique_ptr<Home> home_;
   std::optional<WeightWindow> window_;
   std::atomic<bool> is_over_ = false;

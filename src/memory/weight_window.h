@@ -94,6 +94,8 @@ class WeightWindow final {
   /// the last call, and reads ahead. No operator may be using a storage of the window.
   void let_go();
 
+  int64_t bytes() const { return bytes_; }
+
   /// The bytes of the largest storage.
   static int64_t bytes_for(const std::vector<c10::Storage>& storages);
   /// Whether the process has a window.

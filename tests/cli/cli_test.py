@@ -109,6 +109,7 @@ class Training(SnugTest):
         self.assertLess(on_disk, 2 * weights)  # a plan that had only the moments in a file needs gradients, too
         self.assertLess(4 * weights, in_memory)
         printed = self.train("on disk", "--memory", on_disk, "--micro-batch", "6", "--offload")
+        self.assertIn("computed again or offloaded", printed)  # which of both is faster here, measured times decide
         self.assertIn("weights, gradients and the optimizer's state in files", printed)
         self.assertEqual(self.losses("plain"), self.losses("on disk"))
         self.assertLessEqual(max(r["peak_bytes"] for r in self.records("on disk")), on_disk)

@@ -152,8 +152,7 @@ struct DataParallelOptions {
   ///   after the writes.
   ///
   /// Model and weights may be made in files (TensorsInFile), if no rank has room for the whole model; Auto is Weights
-  /// then. Algorithm:
-  /// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 2 and 3.
+  /// then. Algorithm: Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 2 and 3.
   Shard shard = Shard::None;
   /// With weights in shards, the bytes of other ranks' parameters that are in memory at a time, at most all of them. If
   /// the operands of an operator are larger, they are all in memory while the operator runs. 0: twice the largest
