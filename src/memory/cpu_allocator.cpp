@@ -16,6 +16,7 @@
 #include "snug/core.h"
 #include "src/core/file_memory.h"
 #include "src/memory/block_cache.h"
+#include "src/memory/evictable.h"
 
 // Every allocation carries its size in a header in front of the data, so a release needs no table and no lock. oneDNN's
 // scratch memory comes through raw_allocate, which demands a DataPtr whose context is the data pointer: the header
@@ -123,8 +124,11 @@ void charge(int64_t bytes) {
   Counters& c = counters();
   TORCH_CHECK_WITH(OutOfMemoryError, !is_the_one_to_fail(c.countdown),
                    "snug: this allocation was made to fail by a test");
-  const int64_t live = c.live.fetch_add(bytes) + bytes;
+  int64_t live = c.live.fetch_add(bytes) + bytes;
   const int64_t limit = c.limit.load(std::memory_order_relaxed);
+  while (live > limit && evict(live - limit)) {
+    live = c.live.load();
+  }
   if (live > limit) {
     c.live.fetch_sub(bytes);
     tell(kCpu, [&](MemoryObserver& observer) { observer.on_refused(bytes); });

@@ -25,17 +25,6 @@ bool changes_memory(const Event& event) {
   return event.kind == EventKind::Allocate || event.kind == EventKind::Release;
 }
 
-// Moves `event` to the next event of another kind, and `level` along. Returns the highest level on the way.
-int64_t pass_changes(std::vector<Event>::const_iterator& event, std::vector<Event>::const_iterator end,
-                     int64_t& level) {
-  int64_t high = level;
-  for (; event != end && changes_memory(*event); ++event) {
-    level += event->kind == EventKind::Allocate ? event->bytes : -event->bytes;
-    high = std::max(high, level);
-  }
-  return high;
-}
-
 bool is_same_event(const Event& x, const Event& y) { return x.kind == y.kind && x.index == y.index; }
 
 // Whether both profiles have the same operators and kinds of storages.
@@ -79,43 +68,6 @@ void take_least_times(Profile& profile, const Profile& other) {
   take(profile.operators, other.operators);
   take(profile.backward, other.backward);
   profile.host_seconds = std::min(profile.host_seconds, other.host_seconds);
-}
-
-std::optional<Profile> larger_of(const Profile& one, const Profile& other) {
-  if (!same_places(one, other)) {
-    return std::nullopt;
-  }
-  Profile result = one;
-  const auto take = [](auto& numbers, const auto& others, auto member) {
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      numbers[i].*member = std::max(numbers[i].*member, others[i].*member);
-    }
-  };
-  take(result.storages, other.storages, &Storage::bytes);
-  take(result.operators, other.operators, &Operator::workspace);
-  take(result.operators, other.operators, &Operator::seconds);
-  take(result.backward, other.backward, &BackwardStep::gradient_bytes);
-  take(result.backward, other.backward, &BackwardStep::seconds);
-  result.host_seconds = std::max(one.host_seconds, other.host_seconds);
-  // Between two events of other kinds only the highest and the last level matter.
-  result.events.clear();
-  int64_t of_one = 0, of_other = 0;
-  auto here = one.events.begin(), there = other.events.begin();
-  for (;; ++here, ++there) {
-    const int64_t before = std::max(of_one, of_other);
-    const int64_t high =
-        std::max(pass_changes(here, one.events.end(), of_one), pass_changes(there, other.events.end(), of_other));
-    if (high > before) {
-      result.events.push_back({EventKind::Allocate, 0, high - before});
-    }
-    if (const int64_t after = std::max(of_one, of_other); high > after) {
-      result.events.push_back({EventKind::Release, 0, high - after});
-    }
-    if (here == one.events.end()) {
-      return result;
-    }
-    result.events.push_back(*here);
-  }
 }
 
 std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items) {

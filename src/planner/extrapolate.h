@@ -24,10 +24,6 @@ std::optional<std::vector<int>> same_places(const Profile& from, const Profile& 
 /// Takes the least of each operator's times over two runs of a step. No effect if the runs have other operators.
 void take_least_times(Profile& profile, const Profile& other);
 
-/// For two profiles of one step whose data decide sizes: the larger of both numbers of bytes at each place, and of both
-/// numbers of seconds. No plan has a lower peak than with either profile. Empty: the profiles are not of one step.
-std::optional<Profile> larger_of(const Profile& one, const Profile& other);
-
 /// Every number of bytes lies on the line through the two profiles. The line is exact for tensors with at most one
 /// dimension of items. Seconds lie on the line, too, but between constant and proportional ones; the host's seconds are
 /// the lesser of both. Empty: `small` does not have fewer items than `large`, the profiles have different operators, or

@@ -40,6 +40,11 @@ class Holding {
 
   /// Whether the storage is held or parked.
   bool is_own() const { return !std::holds_alternative<std::monostate>(own_); }
+  /// Whether nobody but the tape has the bytes in memory.
+  bool is_only_own() const {
+    const auto* held = std::get_if<c10::Storage>(&own_);
+    return is_parked() || (held != nullptr && held->use_count() == 1);
+  }
   bool is_parked() const { return std::holds_alternative<c10::DataPtr>(own_); }
   /// Null: the tape gives up the storage.
   void hold(c10::Storage memory) { own(memory ? Own(std::move(memory)) : Own()); }

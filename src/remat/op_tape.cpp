@@ -101,6 +101,12 @@ void OpTape::was_switched_off() {
   }
 }
 
+int64_t OpTape::evict(int64_t bytes) {
+  const std::lock_guard lock(state_->mutex);
+  const bool is_trial = state_->has_listener() || state_->verifies;
+  return is_trial || state_->cursor.schedule() == nullptr ? 0 : replays_.evict(bytes);
+}
+
 // --- passes
 
 void OpTape::keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy) {
@@ -118,8 +124,10 @@ void OpTape::close() {
   for (int s = 0; s < storages_->size(); ++s) {
     TapeStorage& storage = storages_->at(s);
     const TapeSchedule::ForStorage* scheduled = state_->cursor.of(s);
-    storage.claimed = storage.claimed &&
-                      (state_->region ? !storage.is_rebuildable : scheduled != nullptr && scheduled->needed_until >= 0);
+    const bool is_needed = scheduled != nullptr && scheduled->needed_until >= 0;
+    storage.claimed = storage.claimed && (state_->region             ? !storage.is_rebuildable
+                                          : storages_->has_evicted() ? is_needed || !storage.is_rebuildable
+                                                                     : is_needed);
     storages_->settle(s);
   }
   if (state_->region) {

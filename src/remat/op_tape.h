@@ -51,6 +51,7 @@
 #include <vector>
 
 #include "src/activations/tensor_hash.h"
+#include "src/memory/evictable.h"
 #include "src/memory/operator_mode.h"
 #include "src/memory/saved_tensor_policy.h"
 #include "src/remat/tape_replays.h"
@@ -61,7 +62,10 @@ namespace snug::detail {
 
 /// Thread-safe, except for the forward pass, which runs on one thread. During the forward pass, watched memory may come
 /// back on another thread: the thread of a SaveOnHost inside drops memory after writing.
-class OpTape final : public OperatorPolicy, public SavedTensorPolicy, public std::enable_shared_from_this<OpTape> {
+class OpTape final : public OperatorPolicy,
+                     public SavedTensorPolicy,
+                     public Evictable,
+                     public std::enable_shared_from_this<OpTape> {
  public:
   /// `listener` may be null. Otherwise the listener must live until forget_listener().
   explicit OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener = nullptr);
@@ -77,6 +81,8 @@ class OpTape final : public OperatorPolicy, public SavedTensorPolicy, public std
   bool gives_away(std::any& packed, const at::Tensor& unpacked) override;
   /// In a region: packs a tensor like pack(). Backward's first request makes the tensor's values, too.
   std::any pack_result(const at::Tensor& tensor);
+  /// With a schedule: makes room for an allocation, beyond the schedule.
+  int64_t evict(int64_t bytes) override;
   /// The values of a tensor packed by pack_result().
   at::Tensor look_at(std::any& packed);
   /// In a region: `tensor` comes from outside, and backward gets the tensor from `policy`. Call before the first

@@ -241,7 +241,9 @@ ActivationPlan detail::plan_activations(plan::Profile profile, const std::functi
 class Rematerialize::Impl {
  public:
   explicit Impl(std::shared_ptr<const detail::TapeSchedule> schedule)
-      : tape(std::make_shared<OpTape>(std::move(schedule))), saved(tape), operators(*tape) {}
+      : tape(std::make_shared<OpTape>(std::move(schedule))), saved(tape), operators(*tape) {
+    detail::add_evictable(tape);
+  }
 
   std::shared_ptr<OpTape> tape;
   std::optional<detail::PolicyScope> saved;

@@ -36,19 +36,24 @@ namespace snug::detail {
 class TapeReplays::Replay {
  public:
   Replay(TapeReplays& replays, const std::vector<int>& targets)
-      : replays_(replays), storages_(replays.storages_), found_(replays.replay_finder_.find(*this, targets)) {
+      : replays_(replays),
+        storages_(replays.storages_),
+        target_(targets.front()),
+        found_(replays.replay_finder_.find(*this, targets)) {
     if (found_.missing) {
       throw_missing(*found_.missing);
     }
     for (plan::MadeAgain& one : found_.made) {
       one.stays = one.may_stay && (one.storage == targets.front() || replays_.stays_after_replay(one.storage) ||
-                                   storages_.should_hold(one.storage));
+                                   storages_.should_hold(one.storage) || is_evicted(one.storage));
     }
     releases_.sort(found_.made, found_.operators.size());
   }
 
   void run() {
+    const Replaced running(replays_.running_, this);
     for (int k = 0; k < std::ssize(found_.operators); ++k) {
+      now_ = k;
       const TapeOperator& op = replays_.at(found_.operators[static_cast<size_t>(k)]);
       Stack stack = stack_for(op);
       call_again(op.op, op.context, stack, op.drew_from);
@@ -69,6 +74,18 @@ class TapeReplays::Replay {
     }
     *replays_.replayed_ += std::ssize(found_.operators);
     replays_.replayed_in_pass_ += std::ssize(found_.operators);
+  }
+
+  // Releases storages that would stay after the replay, and that the replay itself needs no more. Returns the number of
+  // released bytes.
+  int64_t evict(int64_t bytes) {
+    int64_t released = 0;
+    for (const plan::MadeAgain& one : found_.made) {
+      if (released < bytes && one.last < now_ && one.storage != target_ && made_.erase(one.storage) > 0) {
+        released += storages_.at(one.storage).bytes;
+      }
+    }
+    return released;
   }
 
   const c10::Storage& memory_of(plan::Value value) const {
@@ -96,6 +113,8 @@ class TapeReplays::Replay {
   std::span<const plan::Value> writes(int op) const { return replays_.at(op).writes; }
 
  private:
+  bool is_evicted(int storage) const { return storages_.at(storage).is_evicted && storages_.at(storage).slots > 0; }
+
   static bool makes_no_values(const c10::OperatorHandle& op) {
     const std::string_view name = op.schema().name();
     return name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
@@ -137,7 +156,7 @@ class TapeReplays::Replay {
     TapeStorage& s = storages_.at(storage);
     storages_.replace(storage, memory);
     s.counts.clear();  // this memory belongs to the tape alone
-    s.is_watched = false;
+    s.is_watched = s.is_evicted = false;
     s.claimed = s.claimed || replays_.stays_after_replay(storage);
     s.holding.hold(storages_.should_hold(storage) ? memory : c10::Storage());
     if (replays_.state_.region && s.slots > 0) {
@@ -149,8 +168,10 @@ class TapeReplays::Replay {
   TapeStorages& storages_;
   std::unordered_map<int, c10::Storage> there_;  // storages that the replay reads, held until the end of the replay
   std::unordered_map<int, c10::Storage> made_;   // storages that the replay has made and not released
+  const int target_;
   plan::FoundReplay found_;
   plan::ReleaseOrder releases_;
+  int now_ = 0;  // position in found_.operators
 };
 
 TapeReplays::TapeReplays(TapeState& state, TapeStorages& storages) : state_(state), storages_(storages) {
@@ -255,6 +276,56 @@ void TapeReplays::bring_back_what_is_kept() {
       rebuild(s);
     }
   }
+}
+
+// --- values that make room
+
+int64_t TapeReplays::evict(int64_t bytes) {
+  int64_t released = running_ != nullptr ? running_->evict(bytes) : 0;
+  for (int s = 0; s < storages_.size() && released < bytes; ++s) {
+    if (storages_.is_evictable(s) && secure(s)) {
+      storages_.evict(s);
+      released += storages_.at(s).bytes;
+    }
+  }
+  return released;
+}
+
+// Whether the storage can be made again whatever the tape drops later. Then the tape holds all that cannot be made
+// again and that the storage is made from. Operators of other libraries do not count: the trial of the plan has not
+// shown that the operators compute the same again.
+bool TapeReplays::secure(int storage) {
+  std::vector<plan::Value> pending{{storage, storages_.at(storage).last_version()}};
+  std::vector<int> sources;
+  std::set<int> run;
+  while (!pending.empty()) {
+    const plan::Value value = pending.back();
+    pending.pop_back();
+    const TapeStorage& s = storages_.at(value.storage);
+    const bool is_latest = value.version == s.last_version();
+    const int op = s.producers[plan::at(value.version)];
+    const bool can_run = !s.is_external() && s.is_rebuildable && op >= 0 && at(op).is_replayable &&
+                         at(op).op.schema().name().starts_with("aten::");
+    if (can_run && plan::at(op) < is_secured_.size() && is_secured_[plan::at(op)]) {
+      continue;
+    }
+    if (can_run && run.insert(op).second) {
+      const auto& needs = at(op).needs;
+      pending.insert(pending.end(), needs.begin(), needs.end());
+    } else if (!can_run) {
+      const bool is_there = s.is_external() ? !s.has_changed_unseen() : storages_.find(value.storage).operator bool();
+      if (value.storage == storage || !is_latest || !is_there) {
+        return false;
+      }
+      sources.push_back(value.storage);
+    }
+  }
+  std::ranges::for_each(sources, [&](int source) { storages_.claim(source); });
+  is_secured_.resize(operators_.size(), false);
+  for (const int op : run) {
+    is_secured_[plan::at(op)] = true;
+  }
+  return true;
 }
 
 // --- values that are lost

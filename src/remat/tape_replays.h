@@ -92,6 +92,10 @@ class TapeReplays {
   /// The number of operators that ran again.
   std::shared_ptr<const std::atomic<int64_t>> replayed() const { return replayed_; }
 
+  /// Drops kept results that can be made again, the oldest first, until `bytes` bytes are released. Returns the number
+  /// of released bytes.
+  int64_t evict(int64_t bytes);
+
   // Regions.
   /// Backward will ask for the storage through OpTape::look_at().
   void add_result(int storage) { results_.push_back(storage); }
@@ -104,6 +108,7 @@ class TapeReplays {
 
   void judge_in_region(const RunningOperator& running, int storage);
   bool stays_after_replay(int storage) const;
+  bool secure(int storage);
   bool is_missing(int storage);
   std::vector<int> targets_with(int storage);
   void let_go_of_operands();
@@ -111,6 +116,8 @@ class TapeReplays {
   TapeState& state_;
   TapeStorages& storages_;
   std::vector<TapeOperator> operators_;
+  Replay* running_ = nullptr;
+  std::vector<bool> is_secured_;  // per operator: whether secure() has made sure that the operator can run again
   plan::ReplayFinder replay_finder_;
   std::shared_ptr<std::atomic<int64_t>> replayed_ = std::make_shared<std::atomic<int64_t>>(0);
   // In a region only.

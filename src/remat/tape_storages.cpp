@@ -178,9 +178,10 @@ void TapeStorages::dropped(int storage, c10::DataPtr data) {
 bool TapeStorages::is_kept(int storage) const {
   const TapeStorage& s = at(storage);
   const TapeSchedule::ForStorage* scheduled = state_->cursor.of(storage);
-  const bool is_dropped =
-      scheduled != nullptr ? !scheduled->keep_if_saved || (state_->keeps_graph && state_->cursor.is_let_go(*scheduled))
-                           : drops_everything_ || state_->region.has_value();
+  const bool is_dropped = s.is_evicted           ? true
+                          : scheduled != nullptr ? !scheduled->keep_if_saved ||
+                                                       (state_->keeps_graph && state_->cursor.is_let_go(*scheduled))
+                                                 : drops_everything_ || state_->region.has_value();
   return !is_dropped || s.is_asked_inside || (!s.is_rebuildable && !goes_away(storage));
 }
 
@@ -223,6 +224,19 @@ void TapeStorages::settle(int storage) {
   } else {
     s.holding.release(s.bytes);
   }
+}
+
+// Whether the tape alone has the memory, and can make the memory's contents again.
+bool TapeStorages::is_evictable(int storage) const {
+  const TapeStorage& s = at(storage);
+  return (s.slots > 0 || s.claimed) && s.uses == 0 && s.is_rebuildable && !s.is_asked_inside && !s.is_leaving &&
+         s.is_counted && !s.is_external() && s.holding.is_only_own() && !goes_away(storage);
+}
+
+void TapeStorages::evict(int storage) {
+  at(storage).is_evicted = has_evicted_ = true;
+  at(storage).claimed = false;
+  settle(storage);
 }
 
 c10::Storage TapeStorages::find(int storage) {

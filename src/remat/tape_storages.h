@@ -55,6 +55,7 @@ struct TapeStorage {
   int slots = 0;                 // tensors on the storage that autograd has saved and not released
   int uses = 0;                  // the number of slots that backward has asked for
   bool claimed = false;          // the tape must hold the storage, as the schedule wants, or until backward has asked
+  bool is_evicted = false;       // dropped for lack of memory, although the schedule keeps the storage
   bool is_asked_inside = false;  // asked for by a backward pass inside the forward pass or inside another backward pass
 
   // In a region only (tape_region.cpp).
@@ -140,6 +141,11 @@ class TapeStorages : public std::enable_shared_from_this<TapeStorages> {
   /// Whether everything is dropped but for storages that cannot be rebuilt.
   bool drops_all_that_can_be_rebuilt() const { return drops_everything_ && store_ == nullptr; }
 
+  // Memory for allocations that find no room.
+  bool is_evictable(int storage) const;
+  void evict(int storage);
+  bool has_evicted() const { return has_evicted_; }
+
   // Streams of a device, and transfers of storages to the store and back.
   void note_stream(int storage, std::optional<c10::Stream> named);
   void finish_transfers_before(int op);
@@ -179,6 +185,7 @@ class TapeStorages : public std::enable_shared_from_this<TapeStorages> {
   std::deque<int> leaving_;  // streamed storages that are being written, the oldest first
   bool has_unpacked_ = false;
   bool drops_everything_ = false;
+  bool has_evicted_ = false;
 };
 
 }  // namespace snug::detail

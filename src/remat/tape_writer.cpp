@@ -319,7 +319,7 @@ void TapeWriter::save_from_write(const TapeOperator& record, const Tensors& writ
     writes.push_back({storages_.size() + static_cast<int>(i), 0});
   }
   const bool is_due = due != nullptr && due->op == record.op && due->wiring == wiring_of(record.needs, writes);
-  if (!is_due) {
+  if (!is_due || storages_.has_evicted()) {
     replays_.keep_what_depends_on(lost);
   }
 }

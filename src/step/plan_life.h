@@ -10,8 +10,11 @@
 // - Nobody in this program has tried a plan from a file, so nothing about such a plan is trusted.
 // - Operators that differ from step to step, as with dropped layers, do no harm to a step that fits: from the first
 //   different operator on, everything is kept.
-// - Results larger than planned, as when the data route rows to experts, do no harm to a step that fits. If a proven
-//   plan runs out of memory so, a new plan is made for the larger results of all such steps (StepTrials::allow_for).
+// - Results larger than planned, as when the data route rows to experts, do no harm to a step that fits. On a CPU the
+//   tape evicts kept results for them (TapeReplays::evict), so the step fits with the plan as it is.
+// - A step with other operators fits by eviction, too. Evictions cost more time than a plan for these operators would,
+//   so a new plan is made. Operators may differ in every step, as the number of a recurrent network's time steps does.
+//   So the 1st, 4th, 16th, 64th, ... of these steps asks for a new plan.
 // - Nobody compares the operators of a plan that keeps everything. If such a plan was proven, and a later step runs out
 //   of memory, the later step is a larger step.
 //
@@ -29,6 +32,7 @@ enum class PlanState : uint8_t { Read, Tried, Proven };
 enum class PlanEvent : uint8_t {
   Made,             ///< as planned
   MadeOtherwise,    ///< with other operators
+  MadeByEviction,   ///< with other operators, and by evictions, in a step after which a new plan is due
   NoRoom,           ///< out of memory, as planned
   NoRoomOtherwise,  ///< out of memory, with other operators
   NoRoomLarger,     ///< out of memory, with larger results, or with everything kept, when nobody compares operators
@@ -43,6 +47,7 @@ constexpr PlanNext next_of(PlanState state, PlanEvent event) {
       // Read, Tried, Proven
       {Prove, Prove, Prove},                     // Made
       {PlanAnew, Prove, Prove},                  // MadeOtherwise
+      {PlanAnew, PlanAnew, PlanAnew},            // MadeByEviction
       {PlanAnew, LeaveMoreFree, LeaveMoreFree},  // NoRoom
       {PlanAnew, PlanAnew, PlanAnew},            // NoRoomOtherwise
       {PlanAnew, LeaveMoreFree, PlanAnew},       // NoRoomLarger

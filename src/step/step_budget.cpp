@@ -33,6 +33,7 @@
 #include "src/core/allocated_bytes.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/memory/device.h"
+#include "src/memory/evictable.h"
 #include "src/memory/limit_paused.h"
 
 namespace snug::detail {
@@ -228,7 +229,7 @@ void StepBudget::forget_tries() {
   if (planner_) {
     planner_->forget_tries();
   }
-  tries_ = {};
+  tries_ = {.evicted_before = evicted_bytes()};
 }
 
 void StepBudget::begin_step() {
@@ -258,7 +259,7 @@ bool StepBudget::take_less(Repeats repeats) {
 }
 
 void StepBudget::go_back() {
-  tries_ = {.step_downs = tries_.step_downs};
+  tries_ = {.step_downs = tries_.step_downs, .evicted_before = evicted_bytes()};
   journal_.take_back();
 }
 
@@ -288,7 +289,10 @@ void StepBudget::finish(StepResult& result) {
   result.step_downs = tries.step_downs;
   result.plan_deviation = std::move(tries.deviation);
   if (planner_) {
-    planner_->settle(tries.follows_plan ? PlanEvent::Made : PlanEvent::MadeOtherwise);
+    const bool has_evicted = evicted_bytes() > tries.evicted_before;
+    planner_->settle(tries.follows_plan ? PlanEvent::Made
+                     : has_evicted      ? PlanEvent::MadeByEviction
+                                        : PlanEvent::MadeOtherwise);
     planner_->save();
   }
 }

@@ -104,6 +104,7 @@ class StepBudget {
   EffectJournal journal_;  // open until parameters are written
   struct Tries {
     int64_t step_downs = 0;
+    int64_t evicted_before = 0;  // bytes
     std::string deviation = {};
     bool follows_plan = true;  // larger results count as planned
   } tries_;                    // of the step or window

@@ -9,7 +9,7 @@
 //
 // Where sizes vary from batch to batch, each new size would make a plan. So once kPlansOfLikeSteps plans exist for
 // steps that differ in sizes alone, a step takes the closest plan, larger or smaller, if the step fits when the plan's
-// activations grow as the elements of the batch do. A plan for the largest step so far leaves room for larger steps.
+// activations grow as the elements of the batch do.
 //
 // A plan comes from the first of these sources:
 //
@@ -89,37 +89,6 @@ std::optional<double> StepPlanner::growth_since(const Known& known, const StepTo
   return growth(known.trials.kind(), choice.items, choice.micro_batches > 1, step);
 }
 
-// For a plan of the largest step so far, of steps that vary in size. Later steps may be larger still, so the plan
-// leaves half of the difference to the smallest step free, for these steps.
-void StepPlanner::leave_room(Known& known, const StepToPlan& step) {
-  double largest = 1;
-  for (const Known& other : known_) {
-    const double growth = growth_since(other, step).value_or(1);
-    if (growth < 1) {
-      return;
-    }
-    largest = std::max(largest, growth);
-  }
-  const auto room =
-      static_cast<int64_t>((1 - 1 / largest) / 2 * static_cast<double>(known.plan.choice.plan->peak_bytes));
-  if (room == 0 || known.plan.choice.peak_bytes + room <= limits_.budget - known.trials.counts().left_free) {
-    return;
-  }
-  Known roomy = known;
-  try {
-    step.trial.put(roomy.trials.while_trying());
-    roomy.trials.leave_free(roomy.trials.counts().left_free + room);
-    choose(roomy, step);
-    roomy.trials.leave_free(roomy.trials.counts().left_free - room);
-    known = std::move(roomy);
-  } catch (const BudgetExceeded&) {  // without room
-  } catch (const std::exception& error) {
-    if (!is_out_of_memory(error)) {
-      throw;
-    }
-  }
-}
-
 const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   last_ = nullptr;  // in case of an exception
   Known* known = find_or_read(step);
@@ -127,8 +96,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     return nullptr;  // gradients of the window may be in files
   }
   if (known == nullptr) {
-    Known made = plan_anew(step, before_ && before_->outgrown ? &*before_->outgrown : nullptr);
-    leave_room(made, step);
+    Known made = plan_anew(step);
     known_.remove_if([&](const Known& old) {
       return old.trials.counts().batch <= step.counts.batch && covers(step.kind, old.trials.kind());
     });
@@ -153,7 +121,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
 // once in a step.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   const bool may_leave = known.plan.placement.model == Place::Memory && step.counts.model_in_file.can_leave();
-  const bool may_be_anew = !before_ || !before_->outgrown;
+  const bool may_be_anew = !before_ || !before_->left_free;
   std::exception_ptr refusal;
   try {
     step.trial.put(known.trials.while_trying());
@@ -168,10 +136,9 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   }
   try {
     if (before_) {
-      before_->outgrown = known.trials;
+      before_->left_free = known.trials.counts().left_free;
     }
-    known =
-        may_be_anew ? plan_anew(step, &known.trials) : *try_with(step, place_outside(limits_.device), &known.trials);
+    known = may_be_anew ? plan_anew(step) : *try_with(step, place_outside(limits_.device));
   } catch (const BudgetExceeded& error) {
     if (error.smallest_feasible().count() == 0) {  // the trials so far may know a budget
       std::rethrow_exception(refusal);
@@ -181,19 +148,18 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
 }
 
 // The faster plan of two: with the model in memory, and with the model in files. If neither fits, the exception is that
-// of the files, unless only the trials in memory know a budget. `outgrown`: the trials of a plan that was too small for
-// the step, or null.
-StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step, const StepTrials* outgrown) {
+// of the files, unless only the trials in memory know a budget.
+StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
   std::optional<Known> in_memory, outside;
   std::optional<StepTrials> refused;
   if (stays_.model == Place::Memory) {
-    in_memory = try_with(step, Place::Memory, outgrown, &refused);
+    in_memory = try_with(step, Place::Memory, &refused);
     if (in_memory && !is_worth_files(*in_memory, step)) {
       return *std::move(in_memory);
     }
   }
   try {
-    outside = try_with(step, place_outside(limits_.device), outgrown);
+    outside = try_with(step, place_outside(limits_.device));
   } catch (const std::exception& error) {
     const auto* const no_plan = dynamic_cast<const BudgetExceeded*>(&error);
     if (refused && no_plan != nullptr && no_plan->smallest_feasible().count() == 0) {
@@ -214,7 +180,7 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step, const StepTria
 
 // None: nothing fits, or not even the present tensors fit. Then the caller tries with the model in files.
 // `refused`: for the trials of which nothing fits.
-std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, Place model, const StepTrials* outgrown,
+std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, Place model,
                                                         std::optional<StepTrials>* refused) {
   Known known{.trials = StepTrials(step, limits_, model)};
   const bool is_last_way = model != Place::Memory || !step.counts.model_in_file.can_leave();
@@ -239,8 +205,8 @@ std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, 
     }
     return std::nullopt;
   }
-  if (outgrown != nullptr) {
-    known.trials.allow_for(*outgrown);
+  if (before_ && before_->left_free) {
+    known.trials.leave_free(*before_->left_free);
   }
   choose(known, step);
   return known;
@@ -424,10 +390,10 @@ bool StepPlanner::step_down(PlanEvent event) {
       return true;
     }
   }
-  if (before_->outgrown) {
+  if (before_->left_free) {
     return false;
   }
-  before_->outgrown = last_->trials;
+  before_->left_free = last_->trials.counts().left_free;
   forget(std::exchange(last_, nullptr));
   return true;
 }
@@ -436,6 +402,11 @@ void StepPlanner::settle(PlanEvent event) {
   before_.reset();
   if (last_ == nullptr || last_->is_stale) {
     return;
+  }
+  if (event == PlanEvent::MadeByEviction) {
+    const bool is_due = ++evicting_steps_ >= next_evicting_step_;
+    next_evicting_step_ *= is_due ? 4 : 1;
+    event = is_due ? event : PlanEvent::MadeOtherwise;
   }
   if (next_of(last_->state, event) == PlanNext::PlanAnew) {
     forget(std::exchange(last_, nullptr));

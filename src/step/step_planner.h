@@ -92,14 +92,13 @@ class StepPlanner {
   struct Before {
     Known known;
     StepChoices choices;
-    int times_left_free = 0;                  // in the step
-    std::optional<StepTrials> outgrown = {};  // of the plan that was given up in the step
+    int times_left_free = 0;                // in the step
+    std::optional<int64_t> left_free = {};  // bytes, by the plan that was given up in the step
   };
 
-  Known plan_anew(const StepToPlan& step, const StepTrials* outgrown);
+  Known plan_anew(const StepToPlan& step);
   void plan_again(Known& known, const StepToPlan& step);
-  std::optional<Known> try_with(const StepToPlan& step, Place model, const StepTrials* outgrown,
-                                std::optional<StepTrials>* refused = nullptr);
+  std::optional<Known> try_with(const StepToPlan& step, Place model, std::optional<StepTrials>* refused = nullptr);
   bool is_worth_files(const Known& in_memory, const StepToPlan& step) const;
   Known* find(const StepToPlan& step);
   // A model outside does not come back to memory.
@@ -108,7 +107,6 @@ class StepPlanner {
   }
   Known* find_alike(const StepToPlan& step);
   static std::optional<double> growth_since(const Known& known, const StepToPlan& step);
-  void leave_room(Known& known, const StepToPlan& step);
   Known* find_or_read(const StepToPlan& step);
   void read(const StepToPlan& step);
   bool holds(const Known& read, const StepToPlan& step) const;
@@ -124,6 +122,8 @@ class StepPlanner {
   // Tensors that a plan has put into files stay in files, and do not go back and forth between batches.
   Placement stays_;
   std::optional<Before> before_;  // while the step is repeated
+  int64_t evicting_steps_ = 0;    // steps with other operators that fitted by evictions
+  int64_t next_evicting_step_ = 1;
   std::filesystem::path folder_;
   std::optional<PlanFile> file_;  // from the first look at the file on
   bool is_news_ = false;          // the file has other plans

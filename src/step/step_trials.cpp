@@ -179,32 +179,20 @@ bool StepTrials::leave_more_free() {
   return true;
 }
 
+void StepTrials::leave_free(int64_t bytes) {
+  const int64_t before = std::exchange(counts_.left_free, std::max(counts_.left_free, bytes));
+  for (const int64_t left_free : {more_left_free(), counts_.left_free, before}) {
+    counts_.left_free = left_free;
+    if (has_found()) {
+      return;
+    }
+  }
+}
+
 bool StepTrials::count_idle_state() {
   trusts_idle_state_ = false;
   counts_.fixed_bytes += counts_.idle_state_bytes;
   return std::exchange(counts_.idle_state_bytes, 0) > 0;
-}
-
-void StepTrials::allow_for(const StepTrials& earlier) {
-  StepTrials roomy = *this;
-  for (auto& [items, tried] : roomy.tried_) {
-    const auto before = kind_ == earlier.kind_ ? earlier.tried_.find(items) : earlier.tried_.end();
-    if (before == earlier.tried_.end() || before->second.slices != tried.slices) {
-      continue;
-    }
-    if (auto both = plan::larger_of(tried.profile, before->second.profile)) {
-      tried.profile = *std::move(both);
-      tried.verified.reset();
-      tried.searches.reset();
-    }
-  }
-  for (const int64_t left_free : {earlier.more_left_free(), earlier.counts_.left_free, counts_.left_free}) {
-    roomy.counts_.left_free = std::max(counts_.left_free, left_free);
-    if (roomy.has_found()) {
-      *this = std::move(roomy);
-      return;
-    }
-  }
 }
 
 // --- trying

@@ -44,12 +44,8 @@ class StepTrials {
   /// For a step that ran out of memory with the present bytes left free. False: more than half of the room would be
   /// left free.
   bool leave_more_free();
-  /// Plans leave so many bytes free.
-  void leave_free(int64_t bytes) { counts_.left_free = bytes; }
-  /// For a step that has outgrown a plan from `earlier` trials. Sizes that the data decide differ from step to step. So
-  /// from here on plans have room for the results of both steps, and leave more memory free than before, as far as
-  /// something fits so.
-  void allow_for(const StepTrials& earlier);
+  /// Plans leave more than `bytes` bytes free, or `bytes`, or as many as before, so that something fits.
+  void leave_free(int64_t bytes);
   /// From here on the state is outside, even if memory is faster.
   void keep_state_outside() { state_must_be_outside_ = true; }
 

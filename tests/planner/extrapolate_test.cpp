@@ -135,57 +135,5 @@ TEST(SamePlaces, LeaveOutChangesOfMemory) {
   EXPECT_FALSE(same_places(few, step_of(2, 5)));
 }
 
-// The same step with other bytes, of storages, workspaces and the levels of the backward pass.
-Profile with_other_bytes(Profile profile, std::mt19937& random) {
-  const auto other = [&](int64_t bytes) { return bytes * static_cast<int64_t>(random() % 5) / 2; };
-  for (Storage& storage : profile.storages) {
-    storage.bytes = other(storage.bytes);
-  }
-  for (Operator& op : profile.operators) {
-    op.workspace = other(op.workspace);
-  }
-  int64_t level = 0, now = 0;
-  for (Event& event : profile.events) {
-    if (event.kind == EventKind::Allocate || event.kind == EventKind::Release) {
-      level += event.kind == EventKind::Allocate ? event.bytes : -event.bytes;
-      const int64_t next = other(level);
-      event = {next < now ? EventKind::Release : EventKind::Allocate, 0, std::abs(next - now)};
-      now = next;
-    }
-  }
-  return profile;
-}
-
-TEST(LargerOf, HasNoLowerPeakUnderAnyPlanThanEitherProfile) {
-  for (uint32_t seed = 0; seed < 40; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
-    const Profile one = testing::random_profile(seed, 30), other = with_other_bytes(one, random);
-    const std::optional<Profile> both = larger_of(one, other);
-    ASSERT_TRUE(both);
-    both->check();
-    for (int k = 0; k < 8; ++k) {
-      Stays plan = keep_all(one);
-      for (size_t s = 0; s < plan.size(); ++s) {
-        if (one.storages[s].kind == StorageKind::Activation && random() % 2 == 0) {
-          plan[s] = Stay::never();
-        }
-      }
-      const Simulation of_one = Simulator(one).run(plan), of_both = Simulator(*both).run(plan);
-      if (of_one.impossible < 0) {
-        EXPECT_EQ(Simulator(*larger_of(one, one)).run(plan).peak_bytes, of_one.peak_bytes);
-        EXPECT_GE(of_both.peak_bytes, std::max(of_one.peak_bytes, Simulator(other).run(plan).peak_bytes));
-      }
-    }
-    // Where one has no bytes, the larger bytes are those of the other.
-    Profile none = one;
-    for (Storage& storage : none.storages) {
-      storage.bytes = 0;
-    }
-    EXPECT_EQ(larger_of(none, one)->storages, one.storages);
-  }
-  EXPECT_FALSE(larger_of(step_of(2), step_of(2, 5)));
-}
-
 }  // namespace
 }  // namespace snug::plan::extrapolate_test

@@ -40,6 +40,7 @@ TEST(PlanLife, IsATable) {
   };
   for (const Row& row :
        {Row{PlanEvent::Made, Prove, Prove, Prove}, Row{PlanEvent::MadeOtherwise, PlanAnew, Prove, Prove},
+        Row{PlanEvent::MadeByEviction, PlanAnew, PlanAnew, PlanAnew},
         Row{PlanEvent::NoRoom, PlanAnew, LeaveMoreFree, LeaveMoreFree},
         Row{PlanEvent::NoRoomOtherwise, PlanAnew, PlanAnew, PlanAnew},
         Row{PlanEvent::NoRoomLarger, PlanAnew, LeaveMoreFree, PlanAnew}}) {
