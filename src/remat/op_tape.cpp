@@ -124,10 +124,8 @@ void OpTape::close() {
   for (int s = 0; s < storages_->size(); ++s) {
     TapeStorage& storage = storages_->at(s);
     const TapeSchedule::ForStorage* scheduled = state_->cursor.of(s);
-    const bool is_needed = scheduled != nullptr && scheduled->needed_until >= 0;
-    storage.claimed = storage.claimed && (state_->region             ? !storage.is_rebuildable
-                                          : storages_->has_evicted() ? is_needed || !storage.is_rebuildable
-                                                                     : is_needed);
+    storage.claimed = storage.claimed &&
+                      (state_->region ? !storage.is_rebuildable : scheduled != nullptr && scheduled->needed_until >= 0);
     storages_->settle(s);
   }
   if (state_->region) {

@@ -140,8 +140,7 @@ void OpTape::let_go() {
     for (const int s : over->last_for) {
       TapeStorage& storage = storages_->at(s);
       const bool cannot_come_again = !storage.is_rebuildable && !storage.holding.is_away();
-      storage.claimed = storage.claimed && cannot_come_again &&
-                        (state_->keeps_graph || state_->cursor.is_guess() || storages_->has_evicted());
+      storage.claimed = storage.claimed && cannot_come_again && (state_->keeps_graph || state_->cursor.is_guess());
       storages_->settle(s);
     }
     if (state_->keeps_graph) {

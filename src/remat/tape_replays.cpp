@@ -320,7 +320,10 @@ bool TapeReplays::secure(int storage) {
       sources.push_back(value.storage);
     }
   }
-  std::ranges::for_each(sources, [&](int source) { storages_.claim(source); });
+  for (const int source : sources) {
+    storages_.at(source).is_source = true;
+    storages_.settle(source);
+  }
   is_secured_.resize(operators_.size(), false);
   for (const int op : run) {
     is_secured_[plan::at(op)] = true;

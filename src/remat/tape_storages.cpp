@@ -229,8 +229,8 @@ void TapeStorages::settle(int storage) {
 // Whether the tape alone has the memory, and can make the memory's contents again.
 bool TapeStorages::is_evictable(int storage) const {
   const TapeStorage& s = at(storage);
-  return (s.slots > 0 || s.claimed) && s.uses == 0 && s.is_rebuildable && !s.is_asked_inside && !s.is_leaving &&
-         s.is_counted && !s.is_external() && s.holding.is_only_own() && !goes_away(storage);
+  return (s.slots > 0 || s.claimed) && s.uses == 0 && s.is_rebuildable && !s.is_source && !s.is_asked_inside &&
+         !s.is_leaving && s.is_counted && !s.is_external() && s.holding.is_only_own() && !goes_away(storage);
 }
 
 void TapeStorages::evict(int storage) {
