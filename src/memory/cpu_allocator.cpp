@@ -119,14 +119,15 @@ void keep(void* base, size_t bytes) {
   make_way(c.live.load());
 }
 
-// Adds the bytes to the count, or throws and leaves the count unchanged.
+// Adds the bytes to the count, or throws and leaves the count unchanged. Beyond the limit, owners of memory that can be
+// made again are asked for room first.
 void charge(int64_t bytes) {
   Counters& c = counters();
   TORCH_CHECK_WITH(OutOfMemoryError, !is_the_one_to_fail(c.countdown),
                    "snug: this allocation was made to fail by a test");
   int64_t live = c.live.fetch_add(bytes) + bytes;
   const int64_t limit = c.limit.load(std::memory_order_relaxed);
-  while (live > limit && evict(live - limit)) {
+  while (live > limit && evict(kCpu, live - limit)) {
     live = c.live.load();
   }
   if (live > limit) {

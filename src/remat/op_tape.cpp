@@ -101,10 +101,11 @@ void OpTape::was_switched_off() {
   }
 }
 
-int64_t OpTape::evict(int64_t bytes) {
+int64_t OpTape::evict(c10::Device device, int64_t bytes) {
   const std::lock_guard lock(state_->mutex);
   const bool is_trial = state_->has_listener() || state_->verifies;
-  return is_trial || state_->cursor.schedule() == nullptr ? 0 : replays_.evict(bytes);
+  const TapeSchedule* schedule = state_->cursor.schedule();
+  return is_trial || schedule == nullptr || schedule->device != device ? 0 : replays_.evict(bytes);
 }
 
 // --- passes

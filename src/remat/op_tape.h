@@ -34,6 +34,8 @@
 // - With a schedule, results stay right where operators differ from the schedule. From the first different operator on,
 //   the tape keeps everything. Before a different operator writes to the inputs of dropped results, the tape rebuilds
 //   and keeps the dropped results.
+// - With a schedule, an allocation that finds no room has kept results evicted (TapeReplays::evict). So a step that
+//   needs more memory than its plan stays within the limit, and has the same bits.
 //
 // Parts, each of which uses only the parts below:
 // - OpTape answers operators and autograd, locks the mutex, and has a Slot for each saved tensor (op_tape_saved.cpp);
@@ -82,7 +84,7 @@ class OpTape final : public OperatorPolicy,
   /// In a region: packs a tensor like pack(). Backward's first request makes the tensor's values, too.
   std::any pack_result(const at::Tensor& tensor);
   /// With a schedule: makes room for an allocation, beyond the schedule.
-  int64_t evict(int64_t bytes) override;
+  int64_t evict(c10::Device device, int64_t bytes) override;
   /// The values of a tensor packed by pack_result().
   at::Tensor look_at(std::any& packed);
   /// In a region: `tensor` comes from outside, and backward gets the tensor from `policy`. Call before the first

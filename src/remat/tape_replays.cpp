@@ -27,6 +27,11 @@
 //
 // Consequences:
 // - A failed search throws CannotRebuild before any operator runs.
+// - Eviction drops storages that the schedule keeps, so rules that rest on the schedule do not suffice. An evicted
+//   storage must not depend on a storage that the schedule lets go: secure() holds these sources until the end of the
+//   tape. Nor may a scheduled write destroy the sources: TapeWriter::save_from_write() then treats each write as one
+//   that is not in the schedule. The oldest storages go first, because backward asks for them last, when most memory is
+//   free. So one replay can make and keep many evicted storages, as in a checkpointed region.
 // - Operators also run again where values that cannot be made again are replaced: before an operator that is not in the
 //   schedule writes, and after a write that no operator made. keep_what_depends_on() rebuilds and keeps the dropped
 //   results that depend on the values, as far as the values are still there.
@@ -348,7 +353,8 @@ void TapeReplays::note_unseen_write(int storage) {
   s.producers.push_back(-1);
   const plan::Value written{storage, s.last_version()};
   s.is_rebuildable = s.is_external();
-  if (state_.region && std::exchange(s.is_read, false) && is_lost) {
+  const bool may_be_needed = state_.region ? std::exchange(s.is_read, false) : storages_.has_evicted();
+  if (may_be_needed && is_lost) {
     keep_what_depends_on({storage});
   }
   state_.listener->before_operator();

@@ -284,7 +284,8 @@ void TapeWriter::follow_schedule(const TapeOperator& record) {
 
 // Called before an operator writes. If the operator is not in the schedule and writes to values that cannot be made
 // again, the earlier values are lost, and everything that the schedule has dropped and would rebuild from the earlier
-// values. Then rebuilds and keeps the dropped results.
+// values. Then rebuilds and keeps the dropped results. The schedule does not know of evicted results: after an eviction
+// each operator counts as one that is not in the schedule.
 void TapeWriter::save_from_write(const TapeOperator& record, const Tensors& written, const Tensors& statistics) {
   if (state_.cursor.schedule() == nullptr || (written.empty() && statistics.empty())) {
     return;

@@ -109,7 +109,7 @@ TEST(Eviction, IsUndoneBeforeAWriteThatWouldMakeItFinal) {
                                   [&] {
                                     state.copy_(first);
                                     const Tensor product = weight * state.exp();
-                                    detail::evict(kAll);
+                                    detail::evict(c10::kCPU, kAll);
                                     state.add_(1);
                                     return product.sum();
                                   }),
@@ -140,14 +140,14 @@ TEST(Eviction, LeavesTheResultsOfOtherLibrariesAndWhatOnlyTheyCanMake) {
   const int64_t result_itself = expect_plain_gradient(weight, [&] {
     even();
     const Tensor product = weight * call_with_count(x);
-    detail::evict(kAll);
+    detail::evict(c10::kCPU, kAll);
     return product.sum();
   });
   EXPECT_EQ(result_itself, 0);
   const int64_t source_is_gone = expect_plain_gradient(weight, [&] {
     even();
     const Tensor product = weight * call_with_count(x).exp();
-    detail::evict(kAll);
+    detail::evict(c10::kCPU, kAll);
     return product.sum();
   });
   EXPECT_EQ(source_is_gone, 0);
@@ -155,7 +155,7 @@ TEST(Eviction, LeavesTheResultsOfOtherLibrariesAndWhatOnlyTheyCanMake) {
     even();
     const Tensor source = call_with_count(x);
     const Tensor product = weight * source.exp();
-    detail::evict(kAll);
+    detail::evict(c10::kCPU, kAll);
     return product.sum();
   });
   EXPECT_GT(source_is_there, 0) << "the tape holds the source";
@@ -166,7 +166,7 @@ TEST(Eviction, IsNoPartOfTrials) {
   const Tensor weight = torch::randn({64, 64}, torch::requires_grad());
   const auto forward = [&] {
     const Tensor product = (weight * weight.exp()).sin();
-    detail::evict(kAll);
+    detail::evict(c10::kCPU, kAll);
     return product.sum();
   };
   const int64_t before = detail::evicted_bytes();
