@@ -16,7 +16,8 @@
 //      in DTR (Kirisame et al., 2021) the estimate for a storage includes the storage's whole chain of dropped
 //      producers.
 //   2. Simulate the best few changes of a single storage. Simulate also many changes at once, because these save
-//      planning time: a quarter of all candidates, a sixteenth, and so on.
+//      planning time: a quarter of all candidates, a sixteenth, and so on. A change is not simulated if another change
+//      is better than all bytes of the storage for the least time that the change can add.
 //   3. Take the change that removes the most overflow for each second that the change adds. A replay that overflows
 //      elsewhere counts against the change.
 //   4. Repeat until the plan fits or no change helps.
