@@ -16,7 +16,8 @@
 //      in DTR (Kirisame et al., 2021) the estimate for a storage includes the storage's whole chain of dropped
 //      producers.
 //   2. Simulate the best few changes of a single storage. Simulate also many changes at once, because these save
-//      planning time: a quarter of all candidates, a sixteenth, and so on.
+//      planning time: a quarter of all candidates, a sixteenth, and so on. A change is not simulated if another change
+//      is better than all bytes of the storage for the least time that the change can add.
 //   3. Take the change that removes the most overflow for each second that the change adds. A replay that overflows
 //      elsewhere counts against the change.
 //   4. Repeat until the plan fits or no change helps.
@@ -95,7 +96,9 @@ std::vector<Descent::Candidate> Descent::candidates(const Point& point, int64_t 
     const double relief = static_cast<double>(bytes) * static_cast<double>(over[at(last)] - over[at(first)]);
     const Stay leaving = transfers == Transfers::Hidden ? Stay::streamed() : Stay::offloaded();
     const Stay choice = seconds == transfer ? leaving : Stay::once_rebuilt();
-    ranked.push_back({relief / seconds, {s, choice, rebuild.has_value()}});
+    const double most =
+        static_cast<double>(bytes) * static_cast<double>(over[at(std::max(last, last_use))] - over[at(first)]);
+    ranked.push_back({relief / seconds, {s, choice, rebuild.has_value(), most}});
   }
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<Candidate> result;
@@ -103,6 +106,18 @@ std::vector<Descent::Candidate> Descent::candidates(const Point& point, int64_t 
     result.push_back(candidate);
   }
   return result;
+}
+
+// No change of the storage from `stay` to `choice` adds less time: a storage that leaves memory goes both ways, and a
+// storage that stayed in memory is made at least once.
+double Descent::least_seconds(int storage, Stay stay, Stay choice) const {
+  const int64_t bytes = profile_.storages[at(storage)].bytes;
+  const int op = simulator_.last_producer(storage);
+  const double seconds = choice == Stay::streamed() ? 0
+                         : choice.leaves() ? profile_.link.out_seconds(bytes) + profile_.link.back_seconds(bytes)
+                         : stay == Stay::kept() && op >= 0 ? profile_.operators[at(op)].seconds
+                                                           : 0;
+  return std::max(kTiny, seconds);
 }
 
 std::optional<Point> Descent::best_change(const Point& from, int64_t budget, Transfers transfers) {
@@ -131,12 +146,12 @@ std::optional<Point> Descent::best_change(const Point& from, int64_t budget, Tra
     consider(plan, 1.2);  // a slightly worse ratio is accepted, because many changes at once save planning time
   }
   for (size_t first = 0; first < ranked.size() && (first < kTried || !best) && pool_.work_left() > 0; ++first) {
-    const auto& [s, cheaper, can_be_rebuilt] = ranked[first];
-    for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::streamed(), Stay::offloaded()}) {
+    const auto& [s, cheaper, can_be_rebuilt, most] = ranked[first];
+    for (const Stay choice : {Stay::streamed(), Stay::once_rebuilt(), Stay::never(), Stay::offloaded()}) {
       const Stay stay = from.plan[at(s)];
       const bool is_less = choice.leaves() ? uses_.may_leave[at(s)] && (!stay.leaves() || stay < choice)
                                            : can_be_rebuilt && stay < choice;
-      if (is_less) {
+      if (is_less && most / least_seconds(s, stay, choice) > best_ratio) {
         Stays plan = from.plan;
         plan[at(s)] = choice;
         consider(plan, 1);

@@ -30,10 +30,12 @@ class Descent {
     int storage;
     Stay choice;  // the cheaper Stay: to be rebuilt once, or to leave
     bool can_be_rebuilt;
+    double most;  // no change of the storage takes away more of the overflow
   };
 
   std::vector<Candidate> candidates(const Point& point, int64_t budget, Transfers transfers);
   std::optional<double> seconds_to_rebuild(int storage, const Stays& plan, std::vector<int>& seen);
+  double least_seconds(int storage, Stay stay, Stay choice) const;
   std::optional<Point> best_change(const Point& from, int64_t budget, Transfers transfers);
 
   const Simulator& simulator_;

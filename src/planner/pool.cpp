@@ -28,7 +28,9 @@ Point Pool::evaluate(const Stays& plan, int64_t budget) {
   work_left_ -= std::ssize(simulator_.profile().events) + kPerReplayed * point.run.replayed;
   if (point.possible()) {
     for (const int64_t high : point.run.high) {
-      point.overflow += static_cast<double>(std::max<int64_t>(0, high - budget));
+      if (high > budget) {
+        point.overflow += static_cast<double>(high - budget);
+      }
     }
     remember(point);
   }

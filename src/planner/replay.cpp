@@ -15,7 +15,7 @@
 
 namespace snug::plan {
 
-void ReleaseOrder::sort(const std::vector<MadeAgain>& made, size_t operators) {
+void ReleaseOrder::sort(std::span<const MadeAgain> made, size_t operators) {
   ends_.assign(operators + 1, 0);
   for (const MadeAgain& one : made) {
     ends_[at(one.last) + 1] += one.stays ? 0 : 1;

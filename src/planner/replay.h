@@ -145,7 +145,7 @@ class ReplayFinder {
 class ReleaseOrder {
  public:
   /// Takes a replay with so many operators.
-  void sort(const std::vector<MadeAgain>& made, size_t operators);
+  void sort(std::span<const MadeAgain> made, size_t operators);
 
   /// Positions in `made` of the storages that operator `k` of the replay is the last to need, and that do not stay.
   std::span<const int> after(int k) const {

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
-#include <unordered_map>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -105,13 +106,9 @@ class Simulator::Run {
         profile_(model.profile_),
         plan_(plan),
         most_replayed_(most_replayed),
-        program_(plan.size(), false),
-        kept_(plan.size(), false),
-        held_(plan.size(), false),
-        uses_(plan.size(), 0),
+        reasons_(plan.size(), 0),
         asked_before_drop_(plan.size(), false) {
     result_.last_use.assign(plan.size(), -1);
-    made_.reserve(64);
   }
 
   Simulation simulate() {
@@ -144,7 +141,7 @@ class Simulator::Run {
         return false;
       }
       loads_.push_back(s);
-      held_[at(s)] = true;
+      reasons_[at(s)] |= kHeld;
     }
     touch(s);
     return true;
@@ -157,13 +154,19 @@ class Simulator::Run {
   const std::vector<Value>& writes(int op) const { return profile_.operators[at(op)].writes; }
 
  private:
+  // Reasons for which a storage is in memory. Uses by the backward pass that are not done count above the others.
+  enum Reason { kProgram = 1, kKept = 2, kHeld = 4, kMoves = 8, kUse = 16 };  // kMoves: a transfer, out or back
+
   bool external(int s) const { return profile_.storages[at(s)].kind == StorageKind::External; }
   bool may_be_rebuilt(int s) const { return profile_.storages[at(s)].kind == StorageKind::Activation; }
   int64_t bytes(int s) const { return profile_.storages[at(s)].bytes; }
-  bool there(int s) const {
-    return program_[at(s)] || kept_[at(s)] || held_[at(s)] || uses_[at(s)] > 0 || (streams_ && streams_->moves[at(s)]);
+  bool there(int s) const { return reasons_[at(s)] != 0; }
+  bool is(int s, int reason) const { return (reasons_[at(s)] & reason) != 0; }
+  void touch(int s) {
+    if (std::exchange(result_.last_use[at(s)], event_) != event_) {
+      touched_.emplace_back(event_, s);
+    }
   }
-  void touch(int s) { result_.last_use[at(s)] = std::max(result_.last_use[at(s)], event_); }
 
   // The first walk. Returns false if the plan is impossible or the simulation is cut short.
   bool schedule() {
@@ -174,22 +177,22 @@ class Simulator::Run {
       const Event& event = profile_.events[at(e)];
       if (event.kind == EventKind::Forward) {
         for (const Value& value : profile_.operators[at(event.index)].writes) {
-          program_[at(value.storage)] = true;
-          kept_[at(value.storage)] = plan_[at(value.storage)] == Stay::kept();
+          reasons_[at(value.storage)] |= kProgram | (plan_[at(value.storage)] == Stay::kept() ? kKept : 0);
         }
       } else if (event.kind == EventKind::Drop) {
-        program_[at(event.index)] = false;
+        reasons_[at(event.index)] &= ~kProgram;
         if (plan_[at(event.index)].leaves() && result_.last_use[at(event.index)] >= 0) {
-          held_[at(event.index)] = asked_before_drop_[at(event.index)] = true;
+          reasons_[at(event.index)] |= kHeld;
+          asked_before_drop_[at(event.index)] = true;
         }
       } else if (event.kind == EventKind::Unpack && !external(event.index)) {
         if (!schedule_replay(event.index)) {
           return false;
         }
         touch(event.index);
-        ++uses_[at(event.index)];
+        reasons_[at(event.index)] += kUse;
       } else if (event.kind == EventKind::Done && !external(event.index)) {
-        --uses_[at(event.index)];
+        reasons_[at(event.index)] -= kUse;
         if (plan_[at(event.index)] == Stay::kept()) {
           touch(event.index);
         }
@@ -209,9 +212,10 @@ class Simulator::Run {
     }
     if (!found.operators.empty() || !loads_.empty()) {
       for (const MadeAgain& one : found.made) {
-        held_[at(one.storage)] = held_[at(one.storage)] || is_to_stay(one);
+        reasons_[at(one.storage)] |= is_to_stay(one) ? kHeld : 0;
       }
-      made_.push_back(found.made);
+      made_.insert(made_.end(), found.made.begin(), found.made.end());
+      made_by_.push_back(found.made.size());
       result_.replays.push_back({event_, std::exchange(loads_, {}), found.operators});
     }
     return true;
@@ -225,21 +229,15 @@ class Simulator::Run {
   // The second walk.
   void count_bytes() {
     const int events = static_cast<int>(profile_.events.size());
-    program_.assign(program_.size(), false);
-    kept_ = held_ = program_;
-    uses_.assign(uses_.size(), 0);
+    reasons_.assign(reasons_.size(), 0);
     level_ = own_ = 0;
     next_replay_ = 0;
+    made_later_ = made_;
     double seconds = 0;
     result_.peak_bytes = 0;
     result_.offloaded.clear();
     result_.high.assign(at(events), 0);
-    endings_.assign(at(events), {});
-    for (int s = 0; s < static_cast<int>(plan_.size()); ++s) {
-      if (result_.last_use[at(s)] >= 0 && !external(s)) {
-        endings_[at(result_.last_use[at(s)])].push_back(s);
-      }
-    }
+    auto touched = touched_.begin();
     begin_streams();
     for (int e = 0; e < events; ++e) {
       event_ = e;
@@ -248,8 +246,10 @@ class Simulator::Run {
         meet_streams(profile_.events[at(e)], seconds);
       }
       step(profile_.events[at(e)], seconds);
-      for (const int s : endings_[at(e)]) {
-        change(s, [&] { kept_[at(s)] = held_[at(s)] = false; });
+      for (; touched != touched_.end() && touched->first == e; ++touched) {
+        if (const int s = touched->second; result_.last_use[at(s)] == e) {
+          change(s, reasons_[at(s)] & ~(kKept | kHeld));
+        }
       }
     }
     result_.seconds = seconds + profile_.host_seconds;
@@ -261,11 +261,8 @@ class Simulator::Run {
       case EventKind::Forward:
         for (const Value& value : profile_.operators[at(s)].writes) {
           if (!external(value.storage)) {
-            change(value.storage, [&] {
-              program_[at(value.storage)] = true;
-              kept_[at(value.storage)] =
-                  plan_[at(value.storage)] == Stay::kept() && result_.last_use[at(value.storage)] >= 0;
-            });
+            const bool is_kept = plan_[at(value.storage)] == Stay::kept() && result_.last_use[at(value.storage)] >= 0;
+            change(value.storage, reasons_[at(value.storage)] | kProgram | (is_kept ? kKept : 0));
           }
         }
         note_level(profile_.operators[at(s)].workspace);
@@ -279,12 +276,12 @@ class Simulator::Run {
           if (next_replay_ < result_.replays.size() && result_.replays[next_replay_].event == event_) {
             run_replay(s, seconds);
           }
-          change(s, [&] { ++uses_[at(s)]; });
+          change(s, reasons_[at(s)] + kUse);
         }
         return;
       case EventKind::Done:
         if (!external(s)) {
-          change(s, [&] { --uses_[at(s)]; });
+          change(s, reasons_[at(s)] - kUse);
         }
         return;
       case EventKind::Allocate:
@@ -322,15 +319,15 @@ class Simulator::Run {
     }
     streams_.emplace(Streams{.places = place_streams(profile_, plan_, result_.replays, leaves)});
     result_.steps += std::ssize(profile_.events);
-    streams_->moves.assign(plan_.size(), false);
     streams_->arrives.assign(plan_.size(), 0);
     for (int s = 0; s < static_cast<int>(plan_.size()); ++s) {
       for (const auto* places : {&streams_->places.written_by, &streams_->places.fetched_at}) {
         if ((*places)[at(s)] >= 0) {
-          streams_->met_at[(*places)[at(s)]].push_back(s);
+          streams_->met.emplace_back((*places)[at(s)], s);
         }
       }
     }
+    std::sort(streams_->met.begin(), streams_->met.end());
   }
 
   // Called before each event. All transfers out end at the first Unpack, so a storage whose transfer back begins is not
@@ -342,18 +339,16 @@ class Simulator::Run {
         wait_for_oldest(seconds);
       }
     }
-    const auto met = streams_->met_at.find(event_);
-    if (met == streams_->met_at.end()) {
-      return;
-    }
-    for (const int s : met->second) {
+    for (size_t& next = streams_->next_met; next < streams_->met.size() && streams_->met[next].first == event_;
+         ++next) {
+      const int s = streams_->met[next].second;
       if (!streams_->is_backward) {
-        while (streams_->moves[at(s)]) {
+        while (is(s, kMoves)) {
           wait_for_oldest(seconds);
         }
       } else if (!there(s)) {
         streams_->arrives[at(s)] = transfer(link_is_free_at_.back, seconds, profile_.link.back_seconds(bytes(s)));
-        change(s, [&] { streams_->moves[at(s)] = true; });
+        change(s, kMoves);
       }
     }
   }
@@ -362,7 +357,7 @@ class Simulator::Run {
     const int s = streams_->out.front();
     streams_->out.pop_front();
     seconds = std::max(seconds, streams_->arrives[at(s)]);
-    change(s, [&] { streams_->moves[at(s)] = false; });
+    change(s, reasons_[at(s)] & ~kMoves);
   }
 
   // Returns the time at which the transfer ends.
@@ -379,7 +374,7 @@ class Simulator::Run {
     const double over = transfer(link_is_free_at_.out, seconds, profile_.link.out_seconds(bytes(s)));
     if (streams) {
       streams_->arrives[at(s)] = over;
-      streams_->moves[at(s)] = true;  // in memory already, so the level is the same
+      reasons_[at(s)] |= kMoves;  // in memory already, so the level is the same
       streams_->out.push_back(s);
     } else {
       seconds = over;
@@ -388,15 +383,9 @@ class Simulator::Run {
   }
 
   void fetch(int s, double& seconds) {
-    const bool is_on_its_way = streams_ && streams_->moves[at(s)];
-    seconds = is_on_its_way ? std::max(seconds, streams_->arrives[at(s)])
+    seconds = is(s, kMoves) ? std::max(seconds, streams_->arrives[at(s)])
                             : transfer(link_is_free_at_.back, seconds, profile_.link.back_seconds(bytes(s)));
-    change(s, [&] {
-      held_[at(s)] = true;
-      if (streams_) {
-        streams_->moves[at(s)] = false;
-      }
-    });
+    change(s, (reasons_[at(s)] & ~kMoves) | kHeld);
   }
 
   void drop(int s, double& seconds) {
@@ -404,10 +393,8 @@ class Simulator::Run {
     if (leaves_when_dropped(s, event_)) {
       send(s, seconds);
     }
-    change(s, [&] {
-      program_[at(s)] = false;
-      held_[at(s)] = held_[at(s)] || (is_needed && asked_before_drop_[at(s)]);
-    });
+    const int held = is_needed && asked_before_drop_[at(s)] ? kHeld : 0;
+    change(s, (reasons_[at(s)] & ~kProgram) | held);
   }
 
   void run_replay(int target, double& seconds) {
@@ -415,7 +402,8 @@ class Simulator::Run {
     for (const int s : replay.loads) {
       fetch(s, seconds);
     }
-    std::vector<MadeAgain>& made = made_[next_replay_++];
+    const std::span<MadeAgain> made = made_later_.first(made_by_[next_replay_++]);
+    made_later_ = made_later_.subspan(made.size());
     const auto holds = [&](const MadeAgain& one) {
       return is_to_stay(one) && result_.last_use[at(one.storage)] > event_;
     };
@@ -423,7 +411,7 @@ class Simulator::Run {
       one.stays = holds(one) || (one.may_stay && one.storage == target);
     }
     releases_.sort(made, replay.operators.size());
-    in_replay_ = &made;
+    in_replay_ = made;
     auto begins = made.begin();
     for (int k = 0; k < static_cast<int>(replay.operators.size()); ++k) {
       const Operator& op = profile_.operators[at(replay.operators[at(k)])];
@@ -437,28 +425,26 @@ class Simulator::Run {
         level_ -= bytes(made[at(i)].storage);
       }
     }
-    in_replay_ = nullptr;
+    in_replay_ = {};
     result_.steps += 2 * std::ssize(made);
     for (const MadeAgain& one : made) {
       if (one.stays) {
         level_ -= bytes(one.storage);  // counted again here, or as a use by step()
       }
       if (holds(one)) {
-        change(one.storage, [&] { held_[at(one.storage)] = true; });
+        change(one.storage, reasons_[at(one.storage)] | kHeld);
       }
     }
   }
 
-  template <class F>
-  void change(int s, F&& apply) {
-    const bool before = there(s);
-    apply();
-    const bool after = there(s);
-    if (before != after) {
-      level_ += after ? bytes(s) : -bytes(s);
-      if (after) {
-        note_level(0);
-      }
+  // From now on, storage `s` is in memory for the reasons `now`.
+  void change(int s, int now) {
+    const int before = std::exchange(reasons_[at(s)], now);
+    if (before != 0 && now == 0) {
+      level_ -= bytes(s);
+    } else if (before == 0 && now != 0) {
+      level_ += bytes(s);
+      note_level(0);
     }
   }
 
@@ -479,7 +465,7 @@ class Simulator::Run {
   // `above`: the workspace of the operator that runs.
   void capture(int64_t above) {
     const Event& event = profile_.events[at(event_)];
-    const int running = in_replay_ != nullptr ? result_.replays[next_replay_ - 1].operators[at(replay_position_)]
+    const int running = !in_replay_.empty() ? result_.replays[next_replay_ - 1].operators[at(replay_position_)]
                         : event.kind == EventKind::Forward ? event.index
                                                            : -1;
     std::vector<bool> is_operand(plan_.size(), false), is_used_later(plan_.size(), false);
@@ -503,19 +489,17 @@ class Simulator::Run {
     };
     for (int s = 0; s < static_cast<int>(plan_.size()); ++s) {
       if (!external(s) && there(s)) {
-        const bool has_to_stay = kept_[at(s)] && maker({s, last_version(s)}) < 0;
-        add(s, uses_[at(s)] > 0 || is_operand[at(s)] ? AtPeak::Operator
-               : !program_[at(s)] || has_to_stay     ? AtPeak::Kept
-               : is_used_later[at(s)]                ? AtPeak::HeldForUse
-                                                     : AtPeak::HeldIdle);
+        const bool has_to_stay = is(s, kKept) && maker({s, last_version(s)}) < 0;
+        add(s, reasons_[at(s)] >= kUse || is_operand[at(s)] ? AtPeak::Operator
+               : !is(s, kProgram) || has_to_stay            ? AtPeak::Kept
+               : is_used_later[at(s)]                       ? AtPeak::HeldForUse
+                                                            : AtPeak::HeldIdle);
       }
     }
-    if (in_replay_ != nullptr) {
-      for (const MadeAgain& one : *in_replay_) {
-        if (one.first <= replay_position_ && (one.last >= replay_position_ || one.stays)) {
-          const bool is_asked_for = is_operand[at(one.storage)] || one.storage == event.index;
-          add(one.storage, is_asked_for ? AtPeak::Operator : one.stays ? AtPeak::Kept : AtPeak::Replay);
-        }
+    for (const MadeAgain& one : in_replay_) {
+      if (one.first <= replay_position_ && (one.last >= replay_position_ || one.stays)) {
+        const bool is_asked_for = is_operand[at(one.storage)] || one.storage == event.index;
+        add(one.storage, is_asked_for ? AtPeak::Operator : one.stays ? AtPeak::Kept : AtPeak::Replay);
       }
     }
   }
@@ -556,9 +540,9 @@ class Simulator::Run {
 
   struct Streams {
     StreamPlaces places;
-    // event: storages whose transfer out is waited for, or whose transfer back begins
-    std::unordered_map<int, std::vector<int>> met_at = {};
-    std::vector<bool> moves = {};  // in memory because of a transfer, out or back
+    // Events, with storages whose transfer out is waited for, or whose transfer back begins.
+    std::vector<std::pair<int, int>> met = {};
+    size_t next_met = 0;
     std::vector<double> arrives = {};
     std::deque<int> out = {};  // storages in transfer out, the oldest first
     bool is_backward = false;
@@ -572,14 +556,15 @@ class Simulator::Run {
   const Stays& plan_;
   const int64_t most_replayed_;
   Simulation result_;
-  std::vector<bool> program_, kept_, held_;
-  std::vector<int> uses_;
+  std::vector<int> reasons_;             // per storage: why the storage is in memory; 0: it is not
   std::vector<bool> asked_before_drop_;  // per storage that leaves: by the backward pass
   ReplayFinder finder_;
   std::vector<int> loads_;                    // of the current replay
-  std::vector<std::vector<MadeAgain>> made_;  // per replay
-  std::vector<std::vector<int>> endings_;
-  const std::vector<MadeAgain>* in_replay_ = nullptr;
+  std::vector<MadeAgain> made_;               // by all replays
+  std::vector<size_t> made_by_;               // per replay: how many of made_
+  std::span<MadeAgain> made_later_;           // of made_, in the second walk
+  std::vector<std::pair<int, int>> touched_;  // events, with storages that the plan needs there
+  std::span<const MadeAgain> in_replay_;
   ReleaseOrder releases_;  // of the current replay
   int replay_position_ = 0;
   size_t next_replay_ = 0;

@@ -182,12 +182,14 @@ std::vector<Point> Solver::Search::first_plans(int64_t budget) {
   std::stable_sort(result.begin(), result.end(), [](const Point& a, const Point& b) {
     return std::tuple(a.overflow, a.run.seconds) < std::tuple(b.overflow, b.run.seconds);
   });
+  const auto same = std::ranges::unique(result, {}, &Point::plan);
+  result.erase(same.begin(), same.end());
   return result;
 }
 
 void Solver::Search::solve(int64_t budget) {
   constexpr size_t kPolished = 5;
-  constexpr int64_t kSimulations = 1'500;  // small graphs gain next to nothing from more
+  constexpr int64_t kSimulations = 1'000;  // small graphs gain next to nothing from more
   constexpr double kGoodEnough = 1.005;    // times the bound: then the search ends
   if (!searched_.insert(budget).second) {
     return;

@@ -3,12 +3,14 @@
 #include "src/planner/solver.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "snug/core.h"
 #include "src/planner/bound.h"
+#include "src/planner/descent.h"
 #include "tests/planner/exact_solver.h"
 #include "tests/planner/sample_profiles.h"
 
@@ -249,6 +251,30 @@ TEST(Solver, ComesWithinAPercentOfItsBoundOnAMadeUpProfileAndIsTheSameEachTime) 
     EXPECT_LT(plan.gap(), 0.01) << share << " %";
     EXPECT_LT(plan.seconds, (1 + slower) * plan.plain_seconds) << share << " %";
     EXPECT_EQ(plan, std::get<Solution>(again.solve(budget)));
+  }
+}
+
+// Where transfers take no time, a storage that streams is as good a change as any, so no other change is simulated.
+TEST(Descent, SimulatesNoChangeThatCannotBeTheBest) {
+  Profile profile = gpt_profile(2);
+  profile.link = {.out_bytes_per_second = 1e15, .back_bytes_per_second = 1e15};
+  const Simulator simulator(std::move(profile));
+  const StorageUses uses(simulator);
+  for (const int share : {80, 60}) {
+    SCOPED_TRACE(share);
+    Pool pool(simulator);
+    pool.set_work(1'000'000'000);
+    const int64_t budget = percent(plain_peak(simulator), share);
+    const Point from = pool.evaluate(keep_all(simulator.profile()), budget);
+    const int64_t before = pool.simulations();
+    const Point to = Descent(simulator, uses, pool).run(from, budget, Descent::Transfers::Hidden);
+    EXPECT_TRUE(to.fits());
+    EXPECT_EQ(to.run.seconds, from.run.seconds);
+    int64_t changed = 0;
+    for (size_t s = 0; s < to.plan.size(); ++s) {
+      changed += to.plan[s] != from.plan[s] ? 1 : 0;
+    }
+    EXPECT_LE(pool.simulations() - before, changed);
   }
 }
 
