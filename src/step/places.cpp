@@ -141,9 +141,9 @@ void ModelPlace::enter() {
   }
 }
 
-// The new home takes over the values of weights that are on the host already. Other weights
-// leave the device, and leave room for the window. If the window has no room, weights come back. If they have no room
-// either, they stay on the host, and the window is empty.
+// The new home takes over the values of weights that are on the host already. Other weights leave the device, and leave
+// room for the window. If the window has no room, weights come back. If they have no room either, they stay on the
+// host, and the window is empty.
 void ModelPlace::enter_host() {
   std::vector<c10::Storage> all = storages();
   if (all.empty()) {  // the model has lost its large weights

@@ -485,13 +485,11 @@ TEST_F(WeightsOnHost, MayNeverHaveBeenOnTheDevice) {
     plain = nullptr;
 
     const Bytes budget(live() + 5 * kWeight);
-    c10::getDeviceAllocator(device().type())->emptyCache();
-    const int64_t limit = sim_device::set_limit(budget.count());
-    const auto set_back = c10::make_scope_exit([&] { (void)sim_device::set_limit(limit); });
     nn::Sequential model = on_cpu();
-    const int64_t before = live();
-    move_with_weights_on_host(*model, device());
-    EXPECT_LE(live() - before, kWeight / 2) << "small parameters";
+    {
+      const MemoryLimit small_parameters(device(), Bytes(live() + kWeight / 2));
+      move_with_weights_on_host(*model, device());
+    }
     EXPECT_THAT(testing::error_of<c10::Error>([&] { (void)model->parameters()[2].cpu(); }), HasSubstr("Stepper"));
     EXPECT_TRUE(train(options(budget), model) == expected);
   }
