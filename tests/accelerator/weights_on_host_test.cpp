@@ -126,14 +126,16 @@ TEST_F(WeightsOnHost, HaveTheBitsOfPlainTrainingInWindowsOfAnySize) {
 TEST_F(WeightsOnHost, WaitForEachOtherOnLateStreams) {
   const Batch batch = device_batch(16);
   const std::string expected = plain_bits(batch, 3);
-  for (const int64_t window : {2 * kWeight, 4 * kWeight}) {
-    nn::Sequential model = layers();
-    {
-      const sim_device::LazyStreams late;
-      OnHost outside(model, window);
-      train(model, batch, 3, [&] { outside.window.let_go(); });
+  for (const bool copies_are_early : {false, true}) {
+    for (const int64_t window : {2 * kWeight, 4 * kWeight}) {
+      nn::Sequential model = layers();
+      {
+        const sim_device::LazyStreams late(copies_are_early);
+        OnHost outside(model, window);
+        train(model, batch, 3, [&] { outside.window.let_go(); });
+      }
+      EXPECT_TRUE(bits_of(model->parameters()) == expected) << window;
     }
-    EXPECT_TRUE(bits_of(model->parameters()) == expected) << window;
   }
 }
 
@@ -188,14 +190,14 @@ TEST_F(WeightsOnHost, HaveTheirValuesInAnOrderThatChanges) {
     return all;
   };
   const std::string expected = bits_of(sums([] {}));
-  for (const int64_t window : {2 * kWeight, 3 * kWeight}) {
+  for (const bool copies_are_early : {false, true}) {
     std::vector<Tensor> found;
     {
-      const sim_device::LazyStreams late;
-      OnHost outside(model, window);
+      const sim_device::LazyStreams late(copies_are_early);
+      OnHost outside(model, 2 * kWeight);
       found = sums([&] { outside.window.let_go(); });
     }
-    EXPECT_TRUE(bits_of(found) == expected) << window;
+    EXPECT_TRUE(bits_of(found) == expected) << copies_are_early;
   }
 }
 
@@ -431,6 +433,28 @@ TEST_F(WeightsOnHost, HaveTheGradientsOfSeveralMicroBatchesAndOfClipping) {
     return std::pair(bits_of(run.state()), norms);
   };
   EXPECT_TRUE(train(options(tight())) == train({}));
+}
+
+// Forward and backward wait for copies as long as planned, to two operators: for gradients that leave, and for weights
+// that no operator hides.
+TEST_F(WeightsOnHost, TakeTheTimeThatThePlanPredicts) {
+  const Batch batch = device_batch(16);
+  const auto seconds = [&](Bytes budget) {
+    StepperOptions with = options(budget);
+    double backward_ended = 0;
+    with.before_update = [&](const auto&) { backward_ended = sim_device::virtual_seconds(); };
+    PlannedTraining run(with, layers());
+    run.step(batch);
+    const double began = sim_device::virtual_seconds();
+    run.step(batch);
+    return std::pair(backward_ended - began, run.stepper.plan()->choice.seconds);
+  };
+  const auto [outside, predicted] = seconds(tight());
+  const auto [in_memory, predicted_in_memory] = seconds(Bytes(live() + 400 * kWeight));
+  constexpr double kCopies = kLayers * static_cast<double>(kWeight) / sim_device::kBytesPerSecond;  // of gradients
+  EXPECT_GT(predicted - predicted_in_memory, kCopies);
+  EXPECT_LT(predicted - predicted_in_memory, 2 * kCopies) << "half of the copies of weights are hidden";
+  EXPECT_NEAR(outside - in_memory, predicted - predicted_in_memory, 2 * sim_device::kOperatorSeconds);
 }
 
 // 16-bit weights and FP32 masters are 2.3 MiB, the budget is 1.25 MiB.
