@@ -39,6 +39,13 @@
 //   in_file.reset();
 //   snug::AdamW optimizer(model->parameters());
 //   snug::Stepper stepper(model, optimizer, {.budget = {.memory = snug::Bytes::parse("1GiB"), .offload = "run"}});
+//
+// move_with_weights_on_host: moves a model to a device that has no room for the weights.
+//
+//   auto model = MyModel();
+//   snug::move_with_weights_on_host(*model, torch::kCUDA);
+//   snug::AdamW optimizer(model->parameters());
+//   snug::Stepper stepper(model, optimizer, {.budget = {.memory = snug::Bytes::parse("20GiB"), .offload = ""}});
 
 #include <any>
 #include <cstdint>
@@ -203,5 +210,12 @@ class [[nodiscard]] TensorsInFile final {
  private:
   std::unique_ptr<detail::AllocationsInFile> allocations_;
 };
+
+/// Moves a model from the CPU to `device`, for a Stepper with `offload`. Parameters of 64 KiB and more take no memory
+/// of the device: their values go to page-locked memory of the host, and an access outside of a Stepper's steps throws.
+/// For a device of one's own (PrivateUse1) autograd must not have used the parameters yet. Throws Error if the host has
+/// too little memory, ConfigError if `device` is the CPU, and as an allocation of the device does; then some parameters
+/// have moved.
+void move_with_weights_on_host(torch::nn::Module& model, c10::Device device);
 
 }  // namespace snug

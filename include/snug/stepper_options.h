@@ -84,7 +84,7 @@ struct BudgetOptions {
   /// than the CPU, give an empty path: activations go to the host's memory, the optimizer's state too if nothing fits
   /// with the state in memory (with data_parallel, only of a ShardedOptimizer), and weights of 64 KiB and more and all
   /// gradients too if nothing fits with the state on the host (docs/devices.md says how to read weights then; not with
-  /// data_parallel or Weights::Low). With the state on the host, updates have the bits of the CPU's kernels.
+  /// data_parallel). With the state on the host, updates have the bits of the CPU's kernels.
   std::optional<std::filesystem::path> offload = {};
   /// Allows `plan` to cut a batch although the model normalises by batch statistics. Statistics are then the
   /// micro-batch's.

@@ -11,6 +11,7 @@
 #include <torch/nn/module.h>
 
 #include "snug/core.h"
+#include "src/memory/weights_on_host.h"
 
 namespace snug {
 namespace {
@@ -26,13 +27,6 @@ std::vector<c10::Device> devices_there() {
     }
   }
   return there;
-}
-
-// LibTorch replaces a tensor's content only between kinds of device that LibTorch knows.
-void replace_content(const at::Tensor& tensor, c10::Device device) {
-  const at::Tensor moved = tensor.detach().to(device);
-  tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(moved.storage());
-  tensor.unsafeGetTensorImpl()->_change_backend_component_keys(device);
 }
 
 }  // namespace
@@ -71,10 +65,10 @@ void move_to(torch::nn::Module& module, c10::Device device) {
     return;
   }
   for (const at::Tensor& parameter : module.parameters()) {
-    replace_content(parameter, device);
+    detail::replace_content(parameter, parameter.detach().to(device));
   }
   for (const at::Tensor& buffer : module.buffers()) {
-    replace_content(buffer, device);
+    detail::replace_content(buffer, buffer.detach().to(device));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "program/run/device.h"
 #include "snug/checkpoint.h"
 #include "snug/core.h"
+#include "snug/memory.h"
 #include "snug/precision.h"
 #include "src/core/file_system.h"
 #include "src/io/checksum.h"
@@ -85,13 +86,13 @@ bool is_exported(std::string_view name) { return name.ends_with(".pt2"); }
 
 std::string_view item_name(std::string_view model) { return is_exported(model) ? "items" : "tokens"; }
 
-RunModel run_model(const TrainConfig& config, c10::Device device) {
+RunModel run_model(const TrainConfig& config, c10::Device device, bool has_weights_on_host) {
   torch::manual_seed(static_cast<uint64_t>(config.seed));
   RunModel model = is_exported(config.model) ? exported_model(config) : gpt_model(config);
-  move_to(*model.module, device);
   if (config.weights == Weights::Low) {
     model.module->to(compute_dtype(config.precision));
   }
+  has_weights_on_host ? move_with_weights_on_host(*model.module, device) : move_to(*model.module, device);
   return model;
 }
 

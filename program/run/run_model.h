@@ -40,9 +40,9 @@ bool is_exported(std::string_view name);
 std::string_view item_name(std::string_view model);
 
 /// The model named by `config`, on `device` and with the type of config's weights. A GPT's weights are random by
-/// config.seed. Throws as gpt_configuration and load_exported do, and ConfigError for settings that do not fit the
-/// model.
-RunModel run_model(const TrainConfig& config, c10::Device device);
+/// config.seed. `has_weights_on_host`: see move_with_weights_on_host. Throws as gpt_configuration and load_exported do,
+/// and ConfigError for settings that do not fit the model.
+RunModel run_model(const TrainConfig& config, c10::Device device, bool has_weights_on_host = false);
 
 /// The number of samples in a forward pass, if a model was exported for one number of samples; 0: any number.
 int64_t fixed_samples(const std::vector<ExportedModule::Input>& inputs);

@@ -263,20 +263,22 @@ class Trainer::Impl {
     }
   }
 
-  // Whether a plan may put the optimizer's state, or weights and gradients too, into files.
+  // Whether a plan may put the optimizer's state, or weights and gradients too, into files, or of a device on the host.
   bool state_may_leave() const { return config_.offload && plans() && device_.is_cpu(); }
   bool model_could_leave() const {
-    return plans() && device_.is_cpu() && ranks_.size() == 1 && config_.weights == Weights::Full;
+    return plans() && ranks_.size() == 1 && (!device_.is_cpu() || config_.weights == Weights::Full);
   }
   bool model_may_leave() const { return config_.offload && model_could_leave(); }
 
   // The option that takes less memory than the model needs now.
   const char* smaller_model() const {
-    return model_could_leave() && !config_.offload ? "a smaller --model, or its weights in a file (--offload)"
-                                                   : "a smaller --model";
+    return !model_could_leave() || config_.offload ? "a smaller --model"
+           : device_.is_cpu()                      ? "a smaller --model, or its weights in a file (--offload)"
+                                                   : "a smaller --model, or its weights on the host (--offload)";
   }
 
-  // The model lies in files if the model does not fit into memory. The weights are the same in files.
+  // If the model does not fit into memory, the model lies in files, or its weights are on the host. The weights are the
+  // same.
   RunModel make_model() const {
     try {
       return run_model(config_, device_);
@@ -284,6 +286,9 @@ class Trainer::Impl {
       if (!model_may_leave() || !is_out_of_memory(error)) {
         throw;
       }
+    }
+    if (!device_.is_cpu()) {
+      return run_model(config_, device_, /*has_weights_on_host=*/true);
     }
     detail::FileSystem::real().create_directories(config_.out);
     const TensorsInFile in_files(config_.out);

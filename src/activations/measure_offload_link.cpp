@@ -27,7 +27,7 @@ using detail::SpillFile;
 using detail::SpillMemory;
 
 constexpr size_t kTries = 3;
-constexpr int64_t kSmall = 4096, kLarge = int64_t{32} << 20;
+constexpr int64_t kSmall = 4096, kLarge = int64_t{32} << 20, kLeast = int64_t{1} << 20;
 
 // The memory is not a tensor's, so no budget counts it. The memory is not filled, because the time of filling would
 // count as time of a read.
@@ -90,9 +90,9 @@ Seconds middle(const std::function<Seconds()>& transfer) {
 }
 
 // The small transfer's time is not subtracted: the time is close to nothing, and by chance may even be longer.
-OffloadLink link_of(const std::function<Seconds(int64_t bytes)>& transfer) {
-  const Seconds small = middle([&] { return transfer(kSmall); }), large = middle([&] { return transfer(kLarge); });
-  const auto speed = [](double seconds) { return static_cast<double>(kLarge) / seconds; };
+OffloadLink link_of(const std::function<Seconds(int64_t bytes)>& transfer, int64_t bytes = kLarge) {
+  const Seconds small = middle([&] { return transfer(kSmall); }), large = middle([&] { return transfer(bytes); });
+  const auto speed = [&](double seconds) { return static_cast<double>(bytes) / seconds; };
   return {.out_bytes_per_second = speed(large.out),
           .back_bytes_per_second = speed(large.back),
           .seconds = std::max(small.out, small.back)};
@@ -120,7 +120,17 @@ OffloadLink measure_offload_link(const std::filesystem::path& directory, c10::De
         "measure_offload_link: memory of {} goes to host memory, and the directory '{}' has no use; give none",
         device.str(), directory.string()));
   }
-  OffloadLink link = link_of([&](int64_t bytes) { return transfer(device, bytes); });
+  const std::function<Seconds(int64_t)> measure = [&](int64_t bytes) { return transfer(device, bytes); };
+  OffloadLink link;
+  for (int64_t bytes = kLarge; !link.is_open(); bytes /= 8) {
+    try {
+      link = link_of(measure, bytes);
+    } catch (const c10::OutOfMemoryError&) {  // a limit leaves less room
+      if (bytes <= kLeast) {
+        throw;
+      }
+    }
+  }
   link.kind = OffloadLink::Kind::Pinned;
   return link;
 }

@@ -48,14 +48,6 @@ void release(const c10::Storage& storage) {
       "thread, or call gather_weights()");
 }
 
-int64_t window_for(const std::vector<c10::Storage>& storages, int64_t window) {
-  int64_t all = 0;
-  for (const c10::Storage& storage : storages) {
-    all += static_cast<int64_t>(storage.nbytes());
-  }
-  return std::min(all, window > 0 ? window : 2 * WeightWindow::bytes_for(storages));
-}
-
 }  // namespace
 
 // Memory comes from LibTorch's allocator, because the whole window counts already.
@@ -102,7 +94,7 @@ WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int
     return;
   }
   seam_.emplace();
-  const int64_t bytes = window_for(storages, window);
+  const int64_t bytes = std::min(bytes_elsewhere(), window > 0 ? window : WeightWindow::bytes_for(storages, 2));
   home_ = std::make_unique<Home>(*this, bytes);
   window_.emplace(std::move(storages), *home_, bytes);
   try {  // last: the destructor does not run after an exception

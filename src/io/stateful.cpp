@@ -23,9 +23,15 @@ namespace {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+// Reads no pointer, which a weight on the host does not have.
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.is_same(b) || (a.numel() > 0 && a.is_alias_of(b) && a.const_data_ptr() == b.const_data_ptr() &&
-                          a.sizes() == b.sizes() && a.strides() == b.strides() && a.scalar_type() == b.scalar_type());
+  const auto share_storage = [&] {
+    return a.has_storage() && b.has_storage() &&
+           a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
+           a.storage_offset() == b.storage_offset();
+  };
+  return a.is_same(b) || (a.numel() > 0 && share_storage() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
+                          a.scalar_type() == b.scalar_type());
 }
 
 // Parameters, then buffers, in the module's order; each tensor once.

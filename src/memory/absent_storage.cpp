@@ -1,8 +1,11 @@
 #include "src/memory/absent_storage.h"
 
+#include <memory>
 #include <utility>
 
 #include <torch/version.h>
+
+#include "src/core/has_bytes.h"
 
 namespace snug::detail {
 
@@ -22,6 +25,8 @@ namespace {
 
 void keep_memory(void*) {}
 
+void drop_values(void* values) { delete static_cast<at::Tensor*>(values); }
+
 }  // namespace
 
 void give_memory(const c10::Storage& storage, c10::DataPtr memory) {
@@ -39,8 +44,21 @@ void take_memory(const c10::Storage& storage, void* address, std::string why) {
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(why));
 }
 
+void take_memory(const c10::Storage& storage, const at::Tensor& values, std::string why) {
+  auto kept = std::make_unique<at::Tensor>(values);
+  give_memory(storage, {values.mutable_data_ptr(), kept.release(), &drop_values, storage.device()});
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(why));
+}
+
+at::Tensor kept_values(const c10::Storage& storage) {
+  const c10::DataPtr& memory = memory_of(storage);
+  return memory.get_deleter() == &drop_values ? *static_cast<const at::Tensor*>(memory.get_context()) : at::Tensor();
+}
+
 c10::DataPtr borrowed_memory(void* address, c10::Device device) { return {address, nullptr, &keep_memory, device}; }
 
-bool is_borrowed_or_absent(const c10::DataPtr& memory) { return memory.get_deleter() == &keep_memory; }
+bool is_borrowed_or_absent(const c10::DataPtr& memory) {
+  return memory.get_deleter() == &keep_memory || memory.get_deleter() == &drop_values;
+}
 
 }  // namespace snug::detail

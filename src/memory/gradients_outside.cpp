@@ -33,13 +33,14 @@ void GradientsOutside::drop() {
   gradients_.clear();
 }
 
-void GradientsOutside::collect(const NamedTensors& parameters, const std::optional<std::filesystem::path>& directory) {
+void GradientsOutside::collect(const std::vector<Collected>& parameters,
+                               const std::optional<std::filesystem::path>& directory) {
   const at::NoGradGuard no_grad;
   const auto files = directory ? std::make_unique<AllocationsInFile>(*directory) : nullptr;
   hooks_ = std::make_unique<GradientHooks>();
   std::unordered_map<const void*, Gradient> before = std::exchange(gradients_, {});
   try {
-    for (const auto& [name, parameter] : parameters) {
+    for (const auto& [leaf, parameter] : parameters) {
       const void* key = parameter.unsafeGetTensorImpl();
       const auto known = before.find(key);
       Gradient& gradient = gradients_[key];
@@ -50,7 +51,7 @@ void GradientsOutside::collect(const NamedTensors& parameters, const std::option
           known->second.sum.scalar_type() == parameter.scalar_type();
       gradient.sum = is_free ? std::move(known->second.sum) : room_for(parameter, /*is_pinned=*/!directory);
       hooks_->set(
-          parameter, [&gradient](const at::Tensor& complete) { add(gradient, complete); },
+          leaf, [&gradient](const at::Tensor& complete) { add(gradient, complete); },
           GradientHooks::Runs::InProfilesToo);
     }
   } catch (...) {
@@ -74,7 +75,9 @@ void GradientsOutside::add(Gradient& to, const at::Tensor& parameter) {
   }
   const bool is_first = !std::exchange(to.is_there, true);
   const auto add_some = [&](at::Tensor sum, const at::Tensor& more) {
-    is_first ? sum.copy_(more) : sum.add_(more.to(sum.device()));
+    const bool is_as_it_comes = is_first && more.scalar_type() == sum.scalar_type();
+    const at::Tensor here = is_as_it_comes ? more : more.to(sum.device());  // the host widens the numbers
+    is_first ? sum.copy_(here) : sum.add_(here);
     let_go_of_pages(sum);
   };
   if (from.strides() == to.sum.strides() && from.is_non_overlapping_and_dense()) {

@@ -21,13 +21,16 @@ namespace snug::detail {
 class GradientsOutside {
  public:
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+  /// A parameter, and the parameter that gets the gradient: the same one, or its FP32 master.
+  using Collected = std::pair<at::Tensor, at::Tensor>;
 
   /// From here on, gradients of `parameters` are collected, without those that were collected before. Other parameters
   /// keep no sum. `parameters` must have no gradient hooks. `directory`: of the files; none: gradients go to
   /// page-locked memory. Throws Error if files cannot be made or the host has too little memory, and as an allocation
   /// does; then nothing is collected.
-  void collect(const NamedTensors& parameters, const std::optional<std::filesystem::path>& directory);
-  /// The collected gradients become the gradients of `parameters` (true), or stop being the gradients (false).
+  void collect(const std::vector<Collected>& parameters, const std::optional<std::filesystem::path>& directory);
+  /// The collected gradients become the gradients of `parameters`, which get them (true), or stop being the gradients
+  /// (false).
   void lend(const NamedTensors& parameters, bool lent);
   /// Gradients of later backward passes are added to the parameters' own gradients, as in plain training.
   void stop() { hooks_.reset(); }
@@ -42,7 +45,7 @@ class GradientsOutside {
 
   static void add(Gradient& to, const at::Tensor& parameter);
 
-  std::unordered_map<const void*, Gradient> gradients_;  // by parameter
+  std::unordered_map<const void*, Gradient> gradients_;  // by the parameter that gets the gradient
   std::unique_ptr<GradientHooks> hooks_;
 };
 

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <utility>
 
+#include <ATen/ATen.h>
+
 #include "src/core/file_memory.h"
+#include "src/memory/absent_storage.h"
 #include "src/memory/operator_mode.h"
 
 namespace snug::detail {
@@ -40,12 +44,14 @@ void FileHome::read_ahead(size_t number) {
 
 // --- the window
 
-int64_t WeightWindow::bytes_for(const std::vector<c10::Storage>& storages) {
-  size_t largest = 0;
+int64_t WeightWindow::bytes_for(const std::vector<c10::Storage>& storages, int64_t count, int64_t multiple) {
+  int64_t largest = 0, all = 0;
   for (const c10::Storage& storage : storages) {
-    largest = std::max(largest, storage.nbytes());
+    const int64_t room = (static_cast<int64_t>(storage.nbytes()) + multiple - 1) / multiple * multiple;
+    largest = std::max(largest, room);
+    all += room;
   }
-  return static_cast<int64_t>(largest);
+  return std::min(count * largest, all);
 }
 
 WeightWindow::WeightWindow(std::vector<c10::Storage> storages, WeightHome& home, int64_t bytes)
@@ -81,8 +87,16 @@ void WeightWindow::let_go() {
       in_ -= entry.bytes;
     }
   }
-  if (!came_.empty()) {
-    foreseen_ = std::exchange(came_, {});
+  at_ = ahead_ = 0;
+  if (used_.empty()) {
+    return;
+  }
+  foreseen_ = std::exchange(used_, {});
+  for (Entry& entry : entries_) {
+    entry.uses.clear();
+  }
+  for (size_t i = 0; i < foreseen_.size(); ++i) {
+    entries_[foreseen_[i]].uses.push_back(i);
   }
 }
 
@@ -126,7 +140,8 @@ void WeightWindow::end(const std::vector<size_t>& operands) noexcept {
   finish(operands);
 }
 
-// A storage that cannot go out stays in, and goes when the next operator needs room.
+// A storage that cannot go out stays in, and goes when the next operator needs room. A storage that cannot come ahead
+// comes at its use.
 void WeightWindow::finish(const std::vector<size_t>& operands) noexcept {
   for (const size_t number : operands) {
     --entries_[number].users;
@@ -138,6 +153,7 @@ void WeightWindow::finish(const std::vector<size_t>& operands) noexcept {
       }
     }
     make_room(0);
+    bring_ahead();
     tell_excess();
   } catch (...) {
   }
@@ -150,7 +166,17 @@ void WeightWindow::tell_excess() {
   }
 }
 
+// Later uses than kMost are not foreseen.
+void WeightWindow::note_use(size_t number) {
+  constexpr size_t kMost = size_t{1} << 20;
+  if (used_.size() < kMost) {
+    used_.push_back(number);
+  }
+  at_ = at_ < foreseen_.size() && foreseen_[at_] == number ? at_ + 1 : foreseen_.size();
+}
+
 void WeightWindow::bring(size_t number) {
+  note_use(number);
   Entry& entry = entries_[number];
   if (entry.is_in) {
     by_use_.splice(by_use_.begin(), by_use_, entry.place);
@@ -158,36 +184,78 @@ void WeightWindow::bring(size_t number) {
     return;
   }
   make_room(entry.bytes);
-  while (!home_.has_room(number) && take_oldest()) {
+  while (!home_.has_room(number) && take_one_used_after(std::nullopt)) {
   }
+  enter(number);
+  home_.use(number);
+  const auto next = std::find_if(foreseen_.begin() + static_cast<std::ptrdiff_t>(at_), foreseen_.end(),
+                                 [this](size_t one) { return !entries_[one].is_in; });
+  if (next != foreseen_.end() && !home_.brings_beside_operators()) {
+    home_.read_ahead(*next);
+  }
+}
+
+// Storages come in the order of their uses. A storage goes out for another one only if it is used later.
+void WeightWindow::bring_ahead() {
+  if (!home_.brings_beside_operators()) {
+    return;
+  }
+  for (ahead_ = std::max(ahead_, at_); ahead_ < foreseen_.size(); ++ahead_) {
+    const size_t number = foreseen_[ahead_];
+    if (entries_[number].is_in) {
+      continue;
+    }
+    while (!has_room(number)) {
+      if (!take_one_used_after(ahead_)) {
+        return;
+      }
+    }
+    enter(number);
+  }
+}
+
+void WeightWindow::enter(size_t number) {
+  Entry& entry = entries_[number];
   entry.is_beside = !home_.has_room(number);
   home_.bring(number);
   by_use_.push_front(number);
   entry.place = by_use_.begin();
   entry.is_in = true;
   in_ += entry.bytes;
-  const size_t next = came_.size() + 1;
-  const bool is_as_foreseen = next < foreseen_.size() && foreseen_[next - 1] == number;
-  came_.push_back(number);
-  if (is_as_foreseen) {
-    home_.read_ahead(foreseen_[next]);
-  }
+}
+
+bool WeightWindow::has_room(size_t number) const {
+  return in_ + entries_[number].bytes <= bytes_ && home_.has_room(number);
 }
 
 void WeightWindow::make_room(int64_t bytes) {
-  while (in_ + bytes > bytes_ && take_oldest()) {
+  while (in_ + bytes > bytes_ && take_one_used_after(std::nullopt)) {
   }
 }
 
-// The storage used longest ago, but no operand of an operator under way. False: there is none.
-bool WeightWindow::take_oldest() {
-  const auto oldest =
-      std::find_if(by_use_.rbegin(), by_use_.rend(), [this](size_t number) { return entries_[number].users == 0; });
-  if (oldest == by_use_.rend()) {
-    return false;
+// The position in foreseen_; its end: unknown.
+size_t WeightWindow::next_use(size_t number) const {
+  const std::vector<size_t>& uses = entries_[number].uses;
+  const auto next = std::ranges::lower_bound(uses, at_);
+  return next == uses.end() ? foreseen_.size() : *next;
+}
+
+// Takes out the storage whose next use is farthest, and behind `position`. Of several such storages, the storage used
+// longest ago. An operand of an operator under way stays. False: there is none.
+bool WeightWindow::take_one_used_after(std::optional<size_t> position) {
+  std::optional<size_t> farthest;
+  size_t latest = 0;
+  for (auto number = by_use_.rbegin(); number != by_use_.rend(); ++number) {
+    const size_t next = next_use(*number);
+    if (entries_[*number].users == 0 && (!position || next > *position) && (!farthest || next > latest)) {
+      farthest = *number;
+      latest = next;
+    }
   }
-  take_out(*oldest);
-  return true;
+  if (farthest) {
+    take_out(*farthest);
+  }
+  return farthest.has_value();
 }
 
 void WeightWindow::take_out(size_t number) {
@@ -196,6 +264,18 @@ void WeightWindow::take_out(size_t number) {
   entry.is_in = entry.is_written = entry.is_beside = false;
   by_use_.erase(entry.place);
   in_ -= entry.bytes;
+}
+
+void WeightWindow::take_home(const c10::Storage& storage) {
+  const std::lock_guard lock(mutex_);
+  const auto found = numbers_.find(storage.unsafeGetStorageImpl());
+  if (found == numbers_.end()) {
+    return;
+  }
+  if (entries_[found->second].is_in) {
+    take_out(found->second);
+  }
+  home_.finish_copies(found->second);
 }
 
 // --- operators
@@ -234,6 +314,26 @@ void OperandsInWindow::end() noexcept {
 }
 
 UnseenByWindows::UnseenByWindows() : is_moving_(is_moving, true) {}
+
+at::Tensor values_at_home(const at::Tensor& weight) {
+  if (!weight.has_storage()) {
+    return {};
+  }
+  if (WeightWindow::exists()) {
+    const std::lock_guard lock(mutex_of_windows);
+    const UnseenByWindows unseen;
+    for (WeightWindow* window : windows) {
+      window->take_home(weight.storage());
+    }
+  }
+  const at::Tensor bytes = kept_values(weight.storage());
+  if (!bytes.defined()) {
+    return {};
+  }
+  const auto size = static_cast<int64_t>(weight.element_size());
+  const at::Tensor elements = bytes.narrow(0, 0, bytes.numel() / size * size).view(weight.scalar_type());
+  return elements.as_strided(weight.sizes(), weight.strides(), weight.storage_offset());
+}
 
 void note_written_weight(const at::Tensor& tensor) {
   if (!WeightWindow::exists() || !tensor.has_storage()) {

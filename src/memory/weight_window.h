@@ -7,10 +7,12 @@
 // memory.
 // Choice: WeightWindow follows the operators. The operator seam (operator_mode.h) shows every operator that
 // reads or writes values, in forward, in backward and in replays alike. The operands of an operator come in when the
-// operator runs. The storage used longest ago goes out to make room. A step uses storages in the same order again and
-// again, so the order since the last let_go() predicts the next storage to read ahead. The home (WeightHome) says what
-// coming in and going out are. Consequence: if the operands of an operator are larger than the window, the excess is in
-// memory, too, while the operator runs.
+// operator runs. A step uses storages in the same order again and again, so the order since the last let_go() predicts
+// the next uses. The storage whose next use is farthest goes out to make room (Belady's rule), and storages come in
+// ahead of their operators, if the home (WeightHome) can bring beside operators. From the first use in another order
+// on, until the next let_go(), storages come at their use, and the storage used longest ago goes out. The home says
+// what coming in and going out are. Consequence: if the operands of an operator are larger than the window, the excess
+// is in memory, too, while the operator runs.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,15 +41,19 @@ class WeightHome {
   /// Whether the storage has room beside the storages that are in. If not, storages go out. If that does not help, the
   /// storage comes in all the same, and goes out when the operator has run.
   virtual bool has_room(size_t) const { return true; }
-  /// The storage has memory with the values when the call returns, in the order of the current stream. May throw; then
-  /// the storage is out.
+  /// The storage has memory when the call returns. May throw; then the storage is out.
   virtual void bring(size_t number) = 0;
-  /// The storage is in, and an operator that begins now uses the storage.
+  /// The storage is in, and an operator that begins now uses the storage: the memory has the values, in the order of
+  /// the current stream. May throw.
   virtual void use(size_t) {}
   /// `is_written`: an operator has written to the storage since bring(). At WeightWindow::let_go(), also called for
   /// storages that are out. A throw leaves the storage in.
   virtual void let_go(size_t number, bool is_written) = 0;
-  /// A hint: bring(number) comes soon.
+  /// Whether bring() goes on beside operators that do not use the storage. Then the window calls bring() ahead.
+  virtual bool brings_beside_operators() const { return false; }
+  /// Returns when no copy of a storage that is out uses the values any more.
+  virtual void finish_copies(size_t) {}
+  /// A hint: bring(number) comes soon. Only if not brings_beside_operators().
   virtual void read_ahead(size_t) {}
   /// The storages that are in take `bytes` more than the window; 0: no longer. May throw.
   virtual void exceed(int64_t) {}
@@ -90,20 +96,22 @@ class WeightWindow final {
   WeightWindow(const WeightWindow&) = delete;
   WeightWindow& operator=(const WeightWindow&) = delete;
 
-  /// Takes all storages out. From here on, the window expects storages in the order in which storages came in since
-  /// the last call, and reads ahead. No operator may be using a storage of the window.
+  /// Takes all storages out. From here on, the window expects uses in the order of the uses since the last call. No
+  /// operator may be using a storage of the window.
   void let_go();
 
   int64_t bytes() const { return bytes_; }
 
-  /// The bytes of the largest storage.
-  static int64_t bytes_for(const std::vector<c10::Storage>& storages);
+  /// Room for `count` of the largest storage, or for all storages if they are fewer bytes. The room of a storage is a
+  /// multiple of `multiple`.
+  static int64_t bytes_for(const std::vector<c10::Storage>& storages, int64_t count = 1, int64_t multiple = 1);
   /// Whether the process has a window.
   static bool exists() noexcept;
 
  private:
   friend class OperandsInWindow;
   friend void note_written_weight(const at::Tensor& tensor);
+  friend at::Tensor values_at_home(const at::Tensor& weight);
 
   struct Entry {
     c10::Storage storage;
@@ -113,16 +121,23 @@ class WeightWindow final {
     bool is_beside = false;             // in, without room in the window
     int users = 0;                      // operators under way
     std::list<size_t>::iterator place;  // in by_use_, if is_in
+    std::vector<size_t> uses = {};      // positions in foreseen_
   };
 
   std::vector<size_t> begin(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
   void end(const std::vector<size_t>& operands) noexcept;
   void finish(const std::vector<size_t>& operands) noexcept;
   void tell_excess();
+  void note_use(size_t number);
   void bring(size_t number);
+  void bring_ahead();
+  void enter(size_t number);
   void make_room(int64_t bytes);
+  bool has_room(size_t number) const;
+  size_t next_use(size_t number) const;
   void take_out(size_t number);
-  bool take_oldest();
+  void take_home(const c10::Storage& storage);
+  bool take_one_used_after(std::optional<size_t> position);
 
   std::vector<Entry> entries_;
   std::unordered_map<const c10::StorageImpl*, size_t> numbers_;
@@ -132,7 +147,9 @@ class WeightWindow final {
   std::list<size_t> by_use_;             // entries that are in, the latest used first
   int64_t in_ = 0;                       // bytes of the entries in by_use_
   int64_t excess_ = 0;                   // as the home was told
-  std::vector<size_t> came_, foreseen_;  // entries in order of arrival: since the last let_go(), and before
+  std::vector<size_t> used_, foreseen_;  // entries in order of use: since the last let_go(), and before
+  size_t at_ = 0;                        // uses of foreseen_ that have come; all of them after a use in another order
+  size_t ahead_ = 0;                     // uses of foreseen_ before this one were brought ahead
 };
 
 /// A scope around a kernel. Costs nothing without a WeightWindow.
@@ -159,6 +176,10 @@ class [[nodiscard]] UnseenByWindows final {
  private:
   Replaced<bool> is_moving_;
 };
+
+/// The values that the storage of a weight keeps in the host's memory (kept_values): a CPU tensor like `weight`, until
+/// an operator uses the weight. Undefined for other tensors. The weight is out, so code may write the values instead.
+at::Tensor values_at_home(const at::Tensor& weight);
 
 /// Tells windows about code that is no operator and has written to `tensor`.
 void note_written_weight(const at::Tensor& tensor);

@@ -13,6 +13,7 @@
 #include "snug/core.h"
 #include "snug/state.h"
 #include "src/core/host_memory.h"
+#include "src/memory/weight_window.h"
 #include "src/precision/low_precision.h"
 
 namespace snug {
@@ -93,12 +94,17 @@ struct FusedOptimizer::StateOutside::Block {
 };
 
 // The copies of a block between a device and the window. `in`: gradients and parameters, before the block's update.
-// `out`: new values. All copies run in the order of the device's current stream.
+// `out`: new values. All copies run in the order of the device's current stream. `at_home`: parameters that are updated
+// at home, and must be there.
 class FusedOptimizer::StateOutside::DeviceCopies {
  public:
   std::vector<std::pair<at::Tensor, at::Tensor>> in, out;  // to, from
+  std::vector<at::Tensor> at_home;
 
-  void begin() { make(in); }
+  void begin() {
+    std::ranges::for_each(at_home, detail::values_at_home);
+    make(in);
+  }
   void wait() {
     if (done_) {
       done_->synchronize();
@@ -297,6 +303,7 @@ void FusedOptimizer::StateOutside::fill(const Block& block, const at::Tensor& me
   for (const Piece& piece : block.pieces) {
     ParameterState& whole = *all.states[piece.parameter];
     const at::Tensor& parameter = all.parameters[piece.parameter];
+    const at::Tensor at_home = whole.device.is_cpu() ? at::Tensor() : detail::values_at_home(parameter);
     auto state = std::make_unique<ParameterState>();
     state->made_for = whole.made_for;
     state->device = whole.device;
@@ -325,20 +332,24 @@ void FusedOptimizer::StateOutside::fill(const Block& block, const at::Tensor& me
         first_value = is_new ? state->tensors.back().second : at::Tensor();
       }
     }
-    at::Tensor own = elements_of(parameter, piece.begin, piece.end);
+    at::Tensor own = elements_of(at_home.defined() ? at_home : parameter, piece.begin, piece.end);
     at::Tensor gradient = elements_of(all.gradients[piece.parameter], piece.begin, piece.end);
     if (!whole.device.is_cpu()) {
-      const at::Tensor there = std::exchange(own, in_window(parameter, piece.begin, piece.end));
       at::Tensor gradient_there;
       if (!gradient.is_cpu()) {
         gradient_there = std::exchange(gradient, in_window(parameter, piece.begin, piece.end));
         copies.in.emplace_back(gradient, gradient_there);
       }
-      if (is_read) {
-        copies.in.emplace_back(own, there);
-      }
-      if (!is_skipped) {
-        copies.out.emplace_back(there, own);
+      if (at_home.defined()) {
+        copies.at_home.push_back(parameter);
+      } else {
+        const at::Tensor there = std::exchange(own, in_window(parameter, piece.begin, piece.end));
+        if (is_read) {
+          copies.in.emplace_back(own, there);
+        }
+        if (!is_skipped) {
+          copies.out.emplace_back(there, own);
+        }
       }
       if (gradient_there.defined() && !is_skipped && all.grad_scale.defined() && !detail::is_low(gradient)) {
         copies.out.emplace_back(gradient_there, gradient);  // the kernel unscales the gradient in place

@@ -3,6 +3,7 @@
 // in the host's memory, and updated by the CPU's kernels. A parameter's state is cut into pieces; a piece has the same
 // elements of all tensors of the state. Several small pieces are one block. A block passes through the window: its
 // state is read from the file and written, and gradients and parameters of a device are copied to the window and back.
+// A parameter whose home is the host's memory (values_at_home) is updated there.
 
 #include <cstdint>
 #include <functional>

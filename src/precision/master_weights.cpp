@@ -7,6 +7,8 @@
 
 #include "snug/core.h"
 #include "snug/precision.h"
+#include "src/memory/weight_window.h"
+#include "src/memory/weights_on_host.h"
 #include "src/precision/low_precision.h"
 
 namespace snug {
@@ -17,6 +19,12 @@ using detail::is_low;
 at::Tensor fp32_copy(const at::Tensor& tensor) {
   const auto options = tensor.options().dtype(at::kFloat);
   return at::empty_like(tensor, options, at::MemoryFormat::Preserve).copy_(tensor);
+}
+
+// The master of a weight on the host is on the host too.
+at::Tensor master_of(const at::Tensor& low) {
+  const at::Tensor at_home = detail::values_at_home(low);
+  return at_home.defined() ? detail::made_on_host(at_home, at::kFloat, low.device()) : fp32_copy(low);
 }
 
 // Repeated rows of a sparse gradient, as in an embedding's gradient, are summed in FP32.
@@ -38,7 +46,7 @@ MasterWeights::MasterWeights(std::vector<at::Tensor> low) : low_(std::move(low))
       throw ConfigError(fmt::format("MasterWeights: parameter {} is {}; only floating-point parameters can be trained",
                                     i, c10::toString(low_[i].scalar_type())));
     }
-    masters_.push_back(is_low(low_[i]) ? fp32_copy(low_[i]).requires_grad_(low_[i].requires_grad()) : low_[i]);
+    masters_.push_back(is_low(low_[i]) ? master_of(low_[i]).requires_grad_(low_[i].requires_grad()) : low_[i]);
   }
 }
 

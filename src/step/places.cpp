@@ -22,9 +22,19 @@
 namespace snug::detail {
 namespace {
 
-bool is_large(const at::Tensor& tensor, c10::Device device) {
-  return tensor.defined() && tensor.has_storage() && tensor.device() == device &&
-         tensor.storage().nbytes() >= in_file_from();
+// The storages of large tensors on `device`, each once.
+std::vector<c10::Storage> large_storages(const std::vector<std::vector<at::Tensor>>& all_tensors, c10::Device device) {
+  std::vector<c10::Storage> all;
+  std::unordered_set<const void*> seen;
+  for (const auto& tensors : all_tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.defined() && tensor.has_storage() && tensor.device() == device &&
+          tensor.storage().nbytes() >= in_file_from() && seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
+        all.push_back(tensor.storage());
+      }
+    }
+  }
+  return all;
 }
 
 }  // namespace
@@ -44,20 +54,17 @@ ModelPlace::~ModelPlace() {
 // Some operators write buffers without saying so, such as batch normalisation. A buffer in a file is written in place.
 std::vector<c10::Storage> ModelPlace::storages() const {
   const c10::Device device = parameters_.device();
-  std::vector<c10::Storage> all;
-  std::unordered_set<const void*> seen;
-  for (const auto& tensors : {model_.parameters(), device.is_cpu() ? model_.buffers() : std::vector<at::Tensor>()}) {
-    for (const at::Tensor& tensor : tensors) {
-      if (is_large(tensor, device) && seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
-        all.push_back(tensor.storage());
-      }
-    }
+  std::vector<at::Tensor> masters;
+  for (const auto& [name, parameter] : parameters_.full_precision()) {
+    masters.push_back(parameter);
   }
-  return all;
+  return large_storages({model_.parameters(), device.is_cpu() ? model_.buffers() : masters}, device);
 }
 
-int64_t ModelPlace::window_for(const std::vector<c10::Storage>& all) const {
-  return outside() == Place::Host ? HostHome::window_for(all) : WeightWindow::bytes_for(all);
+// In a step no operator takes a master.
+int64_t ModelPlace::window_bytes() const {
+  return outside() == Place::Host ? HostHome::window_for(large_storages({model_.parameters()}, parameters_.device()))
+                                  : WeightWindow::bytes_for(storages());
 }
 
 bool ModelPlace::is_outside(const c10::Storage& storage) const {
@@ -69,9 +76,8 @@ std::optional<std::filesystem::path> ModelPlace::directory_of_gradients() const 
   return outside() == Place::Host ? std::nullopt : directory_;
 }
 
-bool ModelPlace::was_made_in_file() const {
-  return std::ranges::any_of(storages(),
-                             [](const c10::Storage& one) { return FileMemory::holds(memory_of(one).get()); });
+bool ModelPlace::was_made_outside() const {
+  return std::ranges::any_of(storages(), [this](const c10::Storage& one) { return is_outside(one); });
 }
 
 PartInFile ModelPlace::bytes() const {
@@ -84,7 +90,7 @@ PartInFile ModelPlace::bytes() const {
   for (const c10::Storage& storage : all) {
     bytes.moved += allocated_bytes(static_cast<int64_t>(storage.nbytes()), storage.device());
   }
-  bytes.beside = window_for(all);
+  bytes.beside = window_bytes();
   for (const auto& [name, parameter] : parameters_.accumulated()) {
     const bool stays = outside() == Place::File && parameter.nbytes() < in_file_from();
     bytes.beside += stays ? static_cast<int64_t>(parameter.nbytes()) : 0;
@@ -122,7 +128,7 @@ void ModelPlace::enter() {
   }
   try {
     move(Place::File);
-    gradients_.collect(parameters_.accumulated(), *directory_);
+    gradients_.collect(parameters_.leaves(), *directory_);
     const int64_t window = WeightWindow::bytes_for(moved_);
     in_files_ = std::make_unique<FileHome>(moved_, window);
     window_ = std::make_unique<WeightWindow>(moved_, *in_files_, window);
@@ -135,22 +141,25 @@ void ModelPlace::enter() {
   }
 }
 
-// The former home, if weights are on the host already, brings the values of its weights to the new home. Then weights
-// leave the device, and leave room for the window. If the window has no room, weights come back. If they have no room
-// either, they stay on the host, and the window is empty.
+// The new home takes over the values of weights that are on the host already. Other weights leave the device, and leave
+// room for the window. If the window has no room, weights come back. If they have no room either, they stay on the
+// host, and the window is empty.
 void ModelPlace::enter_host() {
   std::vector<c10::Storage> all = storages();
   if (all.empty()) {  // the model has lost its large weights
     leave();
     return;
   }
-  auto home = std::make_unique<HostHome>(all);
-  gradients_.collect(parameters_.accumulated(), directory_of_gradients());
-  auto window = std::make_unique<WeightWindow>(all, *home, window_for(all));
-  keep_seam_for_windows();
   if (window_) {
     window_->let_go();
   }
+  for (size_t i = 0; on_host_ && i < moved_.size(); ++i) {
+    on_host_->finish_copies(i);
+  }
+  auto home = std::make_unique<HostHome>(all);
+  gradients_.collect(parameters_.leaves(), directory_of_gradients());
+  auto window = std::make_unique<WeightWindow>(all, *home, window_bytes());
+  keep_seam_for_windows();
   home->take_out();
   window_ = std::move(window);
   on_host_ = std::move(home);
@@ -169,7 +178,7 @@ void ModelPlace::enter_host() {
 // No effect if the weights have a window, or are in memory.
 void ModelPlace::open_window() {
   if (on_host_ && !on_host_->has_window()) {
-    on_host_->open_window(window_for(moved_));
+    on_host_->open_window(window_bytes());
   }
 }
 
@@ -216,7 +225,7 @@ void ModelPlace::begin() {
   if (!window_) {
     return;
   }
-  for (const auto& [name, parameter] : parameters_.accumulated()) {
+  for (const auto& [name, parameter] : parameters_.all()) {
     if (has_lasting_gradient_hook(parameter)) {
       throw ConfigError(
           fmt::format("Stepper: parameter '{}' has got a hook that runs when its gradient is complete, while its "
@@ -233,7 +242,7 @@ void ModelPlace::begin() {
   }
   const std::vector<c10::Storage> now = storages();
   if (std::equal(now.begin(), now.end(), moved_.begin(), moved_.end(), is_as_before)) {
-    gradients_.collect(parameters_.accumulated(), directory_of_gradients());
+    gradients_.collect(parameters_.leaves(), directory_of_gradients());
   } else if (on_host_) {
     enter();
   } else {

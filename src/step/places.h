@@ -27,10 +27,10 @@ class Optimizer;
 
 namespace snug::detail {
 
-/// The place of a model's weights, large buffers and gradients: of a CPU in files, of another device on the host; there
-/// buffers stay. Weights and buffers keep their storages. Only the memory of the storages changes, so all tensors on
-/// the storages move too. Gradients are collected outside (GradientsOutside), and are the parameters' gradients, on the
-/// CPU, at the end of the step.
+/// The place of a model's weights, large buffers and gradients: of a CPU in files, of another device on the host, with
+/// masters; there buffers stay. Weights and buffers keep their storages. Only the memory of the storages changes, so
+/// all tensors on the storages move too. Gradients are collected outside (GradientsOutside), and are the parameters'
+/// gradients, on the CPU, at the end of the step.
 ///
 /// Between steps, weights on the host stay there. Each operator that the thread of the last step calls, and each
 /// backward pass of the thread, brings the weights that it uses. Other accesses throw (HostHome).
@@ -50,11 +50,11 @@ class ModelPlace {
   Place place() const { return window_ ? outside() : Place::Memory; }
   /// The place outside of the device's memory.
   Place outside() const { return place_outside(parameters_.device()); }
-  /// Whether a part of the model was made in files (TensorsInFile).
-  bool was_made_in_file() const;
+  /// Whether a part of the model was made outside (TensorsInFile, move_with_weights_on_host).
+  bool was_made_outside() const;
   PartInFile bytes() const;
   /// The bytes of PartInFile::beside for the window through which weights pass.
-  int64_t window_bytes() const { return window_for(storages()); }
+  int64_t window_bytes() const;
   /// No effect if the model is in the place already, or cannot leave. Throws Error if files cannot be made, and as an
   /// allocation does; place() is then as before. Exception: if weights have left the device, and another user of the
   /// device takes the room before the window is allocated, then weights may find no room to come back. place() is then
@@ -76,7 +76,6 @@ class ModelPlace {
 
  private:
   std::vector<c10::Storage> storages() const;
-  int64_t window_for(const std::vector<c10::Storage>& all) const;
   bool is_outside(const c10::Storage& storage) const;
   std::optional<std::filesystem::path> directory_of_gradients() const;
   void enter();

@@ -80,11 +80,12 @@ std::optional<std::filesystem::path> directory_of_state(torch::optim::Optimizer&
 // None: the model stays in memory. Reasons:
 // - An update of all parameters at once would bring all parameters into memory.
 // - Gradients that other ranks add to lie in buckets.
-// - Masters are not part of the model.
+// - Masters on the CPU are not part of the model.
 std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options, const StatePlace& state_place,
-                                                        const StepRanks& ranks) {
+                                                        const StepRanks& ranks, c10::Device device) {
   const bool can_leave = options.budget.plan && !options.budget.memory.is_unlimited() &&
-                         state_place.bytes().can_leave() && ranks.is_alone() && options.weights == Weights::Full;
+                         state_place.bytes().can_leave() && ranks.is_alone() &&
+                         (options.weights == Weights::Full || !device.is_cpu());
   return can_leave ? options.budget.offload : std::nullopt;
 }
 
@@ -136,7 +137,7 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
       parameters_(parameters),
       budget_(options.budget.memory),
       state_place_(optimizer, directory_of_state(optimizer, options, ranks, parameters.device()), parameters.device()),
-      model_place_(model, parameters, directory_of_model(options, state_place_, ranks)),
+      model_place_(model, parameters, directory_of_model(options, state_place_, ranks, parameters.device())),
       model_(model),
       optimizer_(optimizer),
       carried_(options.budget.carried) {
@@ -152,9 +153,6 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
   try {
     link = options.budget.offload ? measure_offload_link(*options.budget.offload, device) : OffloadLink{};
     state_place_.put(state_place_.outside());
-    if (live_bytes(device) > budget_ || model_place_.was_made_in_file()) {
-      model_place_.put(model_place_.outside());
-    }
   } catch (...) {  // the other ranks wait for this rank in check()
     no_link_ = std::current_exception();
   }
@@ -164,7 +162,10 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
   }
 }
 
-void StepBudget::check() const {
+void StepBudget::check() {
+  if (planner_ && (live_bytes(parameters_.device()) > budget_ || model_place_.was_made_outside())) {
+    model_place_.put(model_place_.outside());
+  }
   ranks_.make_all_fit(budget_, [this] { return live_bytes(parameters_.device()).count(); }, no_link_);
   check_budget(budget_, parameters_.device());
 }

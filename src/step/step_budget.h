@@ -30,9 +30,9 @@ class StepBudget {
   StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
              StepRanks& ranks, TrainedParameters& parameters);
 
-  /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on a rank; Error if a rank cannot
-  /// use its directory for offload.
-  void check() const;
+  /// Weights leave, if they can and more than the budget is alive. Throws BudgetExceeded, on all ranks, if more than
+  /// the budget is alive already on a rank; Error if a rank cannot use its directory for offload.
+  void check();
 
   /// The smallest budget of all ranks.
   Bytes limit() const { return budget_; }

@@ -26,6 +26,7 @@
 #include "src/core/allocated_bytes.h"
 #include "src/core/fnv1a.h"
 #include "src/core/optimizer_capabilities.h"
+#include "src/memory/weight_window.h"
 #include "src/precision/low_precision.h"
 
 namespace snug::detail {
@@ -141,9 +142,13 @@ std::vector<TrainedParameters::Seen> TrainedParameters::look() const {
 void TrainedParameters::name_all() {
   all_.clear();
   accumulated_.clear();
+  leaves_.clear();
   std::unordered_set<const void*> seen;
-  const auto add = [&](std::string name, const at::Tensor& parameter) {
+  const auto add = [&](std::string name, const at::Tensor& parameter, bool is_master = false) {
     if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      if (!is_master) {
+        leaves_.emplace_back(parameter, accumulated_for(parameter));
+      }
       if (!masters_ || !is_low(parameter)) {
         accumulated_.emplace_back(name, parameter);
       }
@@ -157,7 +162,7 @@ void TrainedParameters::name_all() {
     throw ConfigError("Stepper: the model has no parameters to train");
   }
   for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
-    add(name_of(masters_->low()[i]) + " (master)", masters_->parameters()[i]);
+    add(name_of(masters_->low()[i]) + " (master)", masters_->parameters()[i], /*is_master=*/true);
   }
   size_t index = 0;
   for (const at::Tensor& parameter : updated()) {
@@ -345,9 +350,21 @@ void TrainedParameters::gather_gradients() {
   }
 }
 
+// Weights at home are written there, one after the other.
 void TrainedParameters::scatter() {
-  if (masters_) {
-    masters_->scatter();
+  if (!masters_ || !WeightWindow::exists()) {
+    return masters_ ? masters_->scatter() : void();
+  }
+  const at::NoGradGuard no_grad;
+  const auto where_it_is = [](const at::Tensor& weight) {
+    const at::Tensor at_home = values_at_home(weight);
+    return at_home.defined() ? at_home : weight;
+  };
+  for (size_t i = 0; i < masters_->low().size(); ++i) {
+    if (const at::Tensor& low = masters_->low()[i]; is_low(low)) {
+      where_it_is(low).copy_(where_it_is(masters_->parameters()[i]));
+      low.unsafeGetTensorImpl()->bump_version();
+    }
   }
 }
 

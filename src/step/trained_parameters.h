@@ -71,6 +71,8 @@ class TrainedParameters {
   const NamedTensors& all() const { return all_; }
   /// The parameters that hold gradients between micro-batches, with masters in the place of 16-bit weights.
   const NamedTensors& accumulated() const { return accumulated_; }
+  /// The parameters that get gradients from backward, each with the parameter of accumulated() that gets the sum.
+  const std::vector<std::pair<at::Tensor, at::Tensor>>& leaves() const { return leaves_; }
   /// The parameter of accumulated() that gets the gradient of `parameter`: the master, if `parameter` has a master.
   const at::Tensor& accumulated_for(const at::Tensor& parameter) const;
   /// Whether drop_gradients() drops the gradient of `leaf`.
@@ -122,6 +124,7 @@ class TrainedParameters {
   std::vector<Seen> seen_;                // by the last refresh
   std::unordered_set<const void*> held_;  // the parameters in seen_
   NamedTensors all_, accumulated_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> leaves_;
   uint32_t fingerprint_ = 0;
 };
 

@@ -14,8 +14,10 @@
 
 #include "program/command.h"
 #include "program/run/device.h"
+#include "program/run/run_model.h"
 #include "program/run/trainer.h"
 #include "snug/core.h"
+#include "snug/memory.h"
 #include "src/core/file_system.h"
 #include "src/step/check_options.h"
 #include "tests/accelerator/accelerator.h"
@@ -168,6 +170,33 @@ TEST(RunOnAnAccelerator, IsRefusedBeforeItsFirstStepWithAnOptimizerOfTheCpuAndAL
   EXPECT_THAT([&] { Trainer(config, Start::Fresh).run({}); },
               ThrowsMessage<ConfigError>(HasSubstr("adamw8bit runs on the CPU only")));
   EXPECT_FALSE(std::filesystem::exists(config.out));
+}
+
+// The weights alone take more than the limit, so that the model never was on the device.
+TEST(RunOnAnAccelerator, TrainsAModelLargerThanTheDeviceWithOffload) {
+  SNUG_SKIP_UNLESS_SIMULATED();
+  const TemporaryFolder folder;
+  int64_t weights = 0;
+  for (const at::Tensor& parameter : run_model({.model = TrainConfig().model}, torch::kCPU).module->parameters()) {
+    weights += static_cast<int64_t>(parameter.nbytes());
+  }
+  TrainConfig config = two_steps(folder, kind() + ":0", live_bytes(testing::accelerator()) + Bytes(weights * 9 / 10));
+  EXPECT_THAT([&] { Trainer(config, Start::Fresh).run({}); }, ThrowsMessage<BudgetExceeded>(HasSubstr("--offload")));
+  config.offload = true;
+  config.micro_batch = 1;
+  const auto steps_of = [](const TrainConfig& with) {
+    Steps steps;
+    Trainer(with, Start::Fresh).run({.on_step = [&](const StepRecord& record) {
+      steps.losses.push_back(record.loss);
+      steps.peak_bytes = std::max(steps.peak_bytes, record.peak_bytes);
+    }});
+    return steps;
+  };
+  const Steps steps = steps_of(config);
+  EXPECT_LE(steps.peak_bytes, config.memory.count());
+  config = two_steps(folder, kind() + ":0", Bytes::unlimited());
+  config.micro_batch = 1;
+  EXPECT_EQ(steps.losses, steps_of(config).losses);
 }
 
 TEST(PlansOnAnAccelerator, AreNotThoseOfTheCpu) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@
 
 #include "snug/adamw.h"
 #include "snug/core.h"
+#include "snug/memory.h"
 #include "snug/stepper.h"
 #include "src/activations/host_home.h"
 #include "src/memory/absent_storage.h"
@@ -80,8 +82,9 @@ struct OnHost {
 Tensor loss_of(nn::Sequential& model, const Batch& batch) { return (model->forward(batch[0]) - batch[1]).pow(2).sum(); }
 
 // Steps that read every weight twice, and write every weight.
-void train(nn::Sequential& model, const Batch& batch, int steps) {
+void train(nn::Sequential& model, const Batch& batch, int steps, const std::function<void()>& before_step = [] {}) {
   for (int step = 0; step < steps; ++step) {
+    before_step();
     for (Tensor& parameter : model->parameters()) {
       parameter.mutable_grad().reset();
     }
@@ -110,25 +113,92 @@ TEST_F(WeightsOnHost, HaveTheBitsOfPlainTrainingInWindowsOfAnySize) {
     nn::Sequential model = layers();
     const int64_t before = live();
     {
-      const OnHost outside(model, window);
+      OnHost outside(model, window);
       EXPECT_EQ(live(), before - kLayers * kWeight + window);
-      train(model, batch, 3);
+      train(model, batch, 3, [&] { outside.window.let_go(); });
       EXPECT_TRUE(bits_of(clones_of(model->parameters())) == expected) << "read by operators";
     }
     EXPECT_TRUE(bits_of(model->parameters()) == expected) << window;
   }
 }
 
+// The first step brings weights at their use, later steps bring weights ahead.
 TEST_F(WeightsOnHost, WaitForEachOtherOnLateStreams) {
   const Batch batch = device_batch(16);
-  const std::string expected = plain_bits(batch, 2);
-  nn::Sequential model = layers();
-  {
-    const sim_device::LazyStreams late;
-    const OnHost outside(model, 2 * kWeight);
-    train(model, batch, 2);
+  const std::string expected = plain_bits(batch, 3);
+  for (const bool copies_are_early : {false, true}) {
+    for (const int64_t window : {2 * kWeight, 4 * kWeight}) {
+      nn::Sequential model = layers();
+      {
+        const sim_device::LazyStreams late(copies_are_early);
+        OnHost outside(model, window);
+        train(model, batch, 3, [&] { outside.window.let_go(); });
+      }
+      EXPECT_TRUE(bits_of(model->parameters()) == expected) << window;
+    }
   }
-  EXPECT_TRUE(bits_of(model->parameters()) == expected);
+}
+
+std::vector<Tensor> large_weights(const nn::Sequential& model) {
+  std::vector<Tensor> weights;
+  for (const Tensor& parameter : model->parameters()) {
+    if (parameter.nbytes() == static_cast<size_t>(kWeight)) {
+      weights.push_back(parameter.detach());
+    }
+  }
+  return weights;
+}
+
+// The host waits after each weight, as for a gradient that leaves. A copy of 256 KiB takes as long as four operators.
+// With one operator for each weight the copies take longer, and hide all operators but the last one. With eight, the
+// operators hide all copies but the first one.
+TEST_F(WeightsOnHost, ComeBesideOperatorsInTheOrderOfTheLastTime) {
+  nn::Sequential model = layers();
+  const std::vector<Tensor> weights = large_weights(model);
+  constexpr double kCopy = static_cast<double>(kWeight) / sim_device::kBytesPerSecond;
+  const auto seconds = [&](OnHost& outside, int operators) {
+    outside.window.let_go();
+    const double began = sim_device::virtual_seconds();
+    for (const Tensor& weight : weights) {
+      for (int i = 1; i < operators; ++i) {
+        weight.neg();
+      }
+      weight.sum().item<float>();
+    }
+    return sim_device::virtual_seconds() - began;
+  };
+  for (const int operators : {1, 8}) {
+    OnHost outside(model, 2 * kWeight);
+    const double computing = operators * sim_device::kOperatorSeconds;
+    EXPECT_EQ(seconds(outside, operators), kLayers * (kCopy + computing)) << "at their use";
+    EXPECT_EQ(seconds(outside, operators), operators == 1 ? kLayers * kCopy + computing : kCopy + kLayers * computing);
+  }
+}
+
+TEST_F(WeightsOnHost, HaveTheirValuesInAnOrderThatChanges) {
+  nn::Sequential model = layers();
+  const std::vector<Tensor> weights = large_weights(model);
+  const auto sums = [&](const std::function<void()>& before_each) {
+    std::vector<Tensor> all;
+    for (const std::vector<size_t>& order : std::vector<std::vector<size_t>>{
+             {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 4, 5}, {0, 1, 3, 4, 5, 2}, {5, 3, 1}, {5, 3, 1, 0}, {2, 2, 4}, {2, 4}}) {
+      before_each();
+      for (const size_t number : order) {
+        all.push_back(weights[number].mul(static_cast<double>(all.size() + 1)));
+      }
+    }
+    return all;
+  };
+  const std::string expected = bits_of(sums([] {}));
+  for (const bool copies_are_early : {false, true}) {
+    std::vector<Tensor> found;
+    {
+      const sim_device::LazyStreams late(copies_are_early);
+      OnHost outside(model, 2 * kWeight);
+      found = sums([&] { outside.window.let_go(); });
+    }
+    EXPECT_TRUE(bits_of(found) == expected) << copies_are_early;
+  }
 }
 
 // Two streams use the same weights in turn, and memory of the window passes from one stream to the other.
@@ -177,12 +247,7 @@ TEST_F(WeightsOnHost, ThrowWhenTheirMemoryIsReadWithoutAnOperator) {
 
 TEST_F(WeightsOnHost, MayBeOperandsThatTheWindowIsTooSmallFor) {
   nn::Sequential model = layers();
-  std::vector<Tensor> large;
-  for (const Tensor& parameter : model->parameters()) {
-    if (parameter.nbytes() == static_cast<size_t>(kWeight)) {
-      large.push_back(parameter.detach());
-    }
-  }
+  const std::vector<Tensor> large = large_weights(model);
   const std::string expected = bits_of({torch::stack(large)});
   for (const int64_t window : {kWeight / 2, kWeight, 3 * kWeight}) {
     const OnHost outside(model, window);
@@ -368,6 +433,95 @@ TEST_F(WeightsOnHost, HaveTheGradientsOfSeveralMicroBatchesAndOfClipping) {
     return std::pair(bits_of(run.state()), norms);
   };
   EXPECT_TRUE(train(options(tight())) == train({}));
+}
+
+// Forward and backward wait for copies as long as planned, to two operators: for gradients that leave, and for weights
+// that no operator hides.
+TEST_F(WeightsOnHost, TakeTheTimeThatThePlanPredicts) {
+  const Batch batch = device_batch(16);
+  const auto seconds = [&](Bytes budget) {
+    StepperOptions with = options(budget);
+    double backward_ended = 0;
+    with.before_update = [&](const auto&) { backward_ended = sim_device::virtual_seconds(); };
+    PlannedTraining run(with, layers());
+    run.step(batch);
+    const double began = sim_device::virtual_seconds();
+    run.step(batch);
+    return std::pair(backward_ended - began, run.stepper.plan()->choice.seconds);
+  };
+  const auto [outside, predicted] = seconds(tight());
+  const auto [in_memory, predicted_in_memory] = seconds(Bytes(live() + 400 * kWeight));
+  constexpr double kCopies = kLayers * static_cast<double>(kWeight) / sim_device::kBytesPerSecond;  // of gradients
+  EXPECT_GT(predicted - predicted_in_memory, kCopies);
+  EXPECT_LT(predicted - predicted_in_memory, 2 * kCopies) << "half of the copies of weights are hidden";
+  EXPECT_NEAR(outside - in_memory, predicted - predicted_in_memory, 2 * sim_device::kOperatorSeconds);
+}
+
+// 16-bit weights and FP32 masters are 2.3 MiB, the budget is 1.25 MiB.
+TEST_F(WeightsOnHost, MayHaveMastersWhichAreOnTheHostToo) {
+  const Batch batch = device_batch(48);
+  const auto train = [&](StepperOptions with) {
+    with.precision = Precision::BFloat16;
+    with.weights = Weights::Low;
+    with.micro_batch = 16;
+    with.clip_norm = 0.5;
+    nn::Sequential model = layers();
+    model->to(torch::kBFloat16);
+    const bool is_planned = with.budget.offload.has_value();
+    PlannedTraining run(with, model);
+    double norms = 0;
+    for (int step = 0; step < 4; ++step) {
+      const StepResult result = run.step(batch);
+      norms += result.grad_norm();
+      if (is_planned) {
+        EXPECT_LE(result.peak_bytes, run.stepper.plan()->choice.peak_bytes);
+        EXPECT_EQ(result.step_downs, 0);
+      }
+    }
+    EXPECT_EQ(is_planned && is_outside(run), is_planned);
+    return std::tuple(bits_of(run.state()), bits_of(testing::tensors_in(run.stepper.state_dict())), norms);
+  };
+  const auto [state, stepper, norms] = train(options(tight()));
+  const auto [plain_state, plain_stepper, plain_norms] = train({});
+  EXPECT_TRUE(state == plain_state);
+  EXPECT_TRUE(stepper == plain_stepper) << "masters";
+  EXPECT_EQ(norms, plain_norms);
+}
+
+TEST_F(WeightsOnHost, MayNeverHaveBeenOnTheDevice) {
+  const Batch batch = device_batch(16);
+  for (const Weights weights : {Weights::Full, Weights::Low}) {
+    const auto train = [&](StepperOptions with, nn::Sequential model) {
+      with.weights = weights;
+      with.precision = weights == Weights::Low ? Precision::BFloat16 : Precision::Float32;
+      PlannedTraining run(with, std::move(model));
+      for (int step = 0; step < 3; ++step) {
+        run.step(batch);
+      }
+      return bits_of(run.state());
+    };
+    const auto on_cpu = [&] {
+      auto model = testing::make_mlp({32, kWide, kWide, kWide, kWide, kWide, kWide, kWide, 32});
+      model->to(weights == Weights::Low ? torch::kBFloat16 : torch::kFloat);
+      return model;
+    };
+    nn::Sequential plain = on_cpu();
+    testing::move_to(*plain, device());
+    const std::string expected = train({.micro_batch = 16}, plain);
+    plain = nullptr;
+
+    const Bytes budget(live() + 5 * kWeight);
+    nn::Sequential model = on_cpu();
+    {
+      const MemoryLimit small_parameters(device(), Bytes(live() + kWeight / 2));
+      move_with_weights_on_host(*model, device());
+    }
+    EXPECT_THAT(testing::error_of<c10::Error>([&] { (void)model->parameters()[2].cpu(); }), HasSubstr("Stepper"));
+    EXPECT_TRUE(train(options(budget), model) == expected);
+  }
+  nn::Linear linear(2, 2);
+  EXPECT_THAT(testing::error_of<ConfigError>([&] { move_with_weights_on_host(*linear, torch::kCPU); }),
+              HasSubstr("the device is the CPU"));
 }
 
 TEST_F(WeightsOnHost, StayInMemoryWhereTheStateAloneMustLeave) {

@@ -87,12 +87,14 @@ class NotedHome final : public detail::WeightHome {
   void let_go(size_t number, bool is_written) override {
     asked += " -" + std::to_string(number) + (is_written ? "w" : "");
   }
+  bool brings_beside_operators() const override { return is_beside; }
   void read_ahead(size_t number) override { asked += " ?" + std::to_string(number); }
   void exceed(int64_t bytes) override { asked += " " + std::to_string(bytes); }
   std::string news() { return std::exchange(asked, ""); }
 
   std::string asked;
   size_t refused = 99;
+  bool is_beside = false;
 };
 
 TEST(TensorsInFile, AreNoTensorMemoryAndKeepTheirValuesWhenTheirPagesAreLetGo) {
@@ -207,6 +209,41 @@ TEST(WeightWindow, TellsItsHomeWhatComesWhatGoesAndWhatWasWritten) {
   home.refused = 99;
   tensors[3].neg();
   EXPECT_EQ(home.news(), " +3");
+}
+
+TEST(WeightWindow, BringsAheadInTheOrderOfTheLastTimeAndKeepsWhatIsUsedNext) {
+  std::vector<Tensor> tensors;
+  for (int i = 0; i < 4; ++i) {
+    tensors.push_back(torch::ones({2}));
+  }
+  NotedHome home;
+  home.is_beside = true;
+  const detail::OperatorSeam seam;
+  detail::WeightWindow window(storages_of(tensors), home, 16);
+  const auto news_of = [&](const std::vector<size_t>& uses) {
+    std::vector<std::string> all;
+    for (const size_t number : uses) {
+      tensors[number].neg();
+      all.push_back(home.news());
+    }
+    return all;
+  };
+  const auto begin_again = [&] {
+    window.let_go();
+    home.news();
+  };
+  using ::testing::ElementsAre;
+  begin_again();
+  EXPECT_THAT(news_of({0, 1, 2, 3, 3, 2, 1, 0}),
+              ElementsAre(" +0", " +1", " -0 +2", " -1 +3", "", "", " -3 +1", " -2 +0"));
+  begin_again();
+  EXPECT_THAT(news_of({0, 1, 2, 3, 3, 2, 1, 0}),
+              ElementsAre(" +0 +1 -0 +2", " -1 +3", "", "", " -3 +1", " -2 +0", "", ""));
+  begin_again();
+  EXPECT_THAT(news_of({0, 1, 3, 1, 0}), ElementsAre(" +0 +1 -0 +2", " -1 +3", "", " -2 +1", " -3 +0"))
+      << "another order";
+  begin_again();
+  EXPECT_THAT(news_of({0, 1, 3, 1, 0}), ElementsAre(" +0 +1 -0 +3", "", " -3 +0", "", "")) << "the new order";
 }
 
 }  // namespace

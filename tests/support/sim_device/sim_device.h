@@ -88,9 +88,11 @@ double host_seconds();
 /// While it lives, kernels and copies do not run when they are called. They run when the host waits for their stream,
 /// or for an event behind them: the waited-for stream first, all others not before something demands it. A missing
 /// event, or memory that is reused too early, therefore gives wrong bytes each time. At the end all of them run.
+/// `side_streams_at_once`: what is called on streams of the pool runs at once, after what it waits for, and so as early
+/// as it may.
 class [[nodiscard]] LazyStreams {
  public:
-  LazyStreams();
+  explicit LazyStreams(bool side_streams_at_once = false);
   ~LazyStreams();
   LazyStreams(const LazyStreams&) = delete;
   LazyStreams& operator=(const LazyStreams&) = delete;

@@ -29,7 +29,7 @@ struct Device {
   int given = 0;  // streams of the pool
 };
 
-bool lazy = false;
+bool lazy = false, side_streams_are_lazy = true;
 double waited_until = 0;  // what the host has waited for
 
 thread_local c10::DeviceIndex device_of_thread = 0;
@@ -56,16 +56,6 @@ void run_bare(const std::function<void()>& task) {
   task();
 }
 
-void append(Queue& queue, std::function<void()> task) {
-  if (lazy) {
-    queue.tasks.push_back(std::move(task));
-    return;
-  }
-  run_bare(task);
-  ++queue.begun;
-  ++queue.passed;
-}
-
 void run(Queue& queue, int64_t position) {
   while (queue.begun < position && !queue.tasks.empty()) {
     const auto task = std::move(queue.tasks.front());
@@ -73,6 +63,14 @@ void run(Queue& queue, int64_t position) {
     ++queue.begun;
     run_bare(task);
     ++queue.passed;
+  }
+}
+
+void append(c10::Stream stream, std::function<void()> task) {
+  Queue& queue = queue_of(stream);
+  queue.tasks.push_back(std::move(task));
+  if (!lazy || (stream.id() != 0 && !side_streams_are_lazy)) {
+    run(queue, queue.end());
   }
 }
 
@@ -110,7 +108,7 @@ void enqueue(c10::Stream stream, double seconds, std::function<void()> task) {
   const std::lock_guard lock(device_mutex());
   Queue& queue = queue_of(stream);
   queue.seconds = std::max(queue.seconds, waited_until) + seconds;
-  append(queue, std::move(task));
+  append(stream, std::move(task));
 }
 
 Mark end_of(c10::Stream stream) {
@@ -123,7 +121,7 @@ void block(c10::Stream stream, const Mark& mark) {
   const std::lock_guard lock(device_mutex());
   Queue& queue = queue_of(stream);
   queue.seconds = std::max(queue.seconds, mark.seconds);
-  append(queue, [mark] { run(queue_of(mark.stream), mark.position); });
+  append(stream, [mark] { run(queue_of(mark.stream), mark.position); });
 }
 
 bool has_passed(const Mark& mark) {
@@ -155,9 +153,10 @@ double host_seconds() {
 
 double virtual_seconds(c10::Device of) { return end_of(current_stream(of.index())).seconds; }
 
-LazyStreams::LazyStreams() {
+LazyStreams::LazyStreams(bool side_streams_at_once) {
   const std::lock_guard lock(device_mutex());
   lazy = true;
+  side_streams_are_lazy = !side_streams_at_once;
 }
 
 LazyStreams::~LazyStreams() {
