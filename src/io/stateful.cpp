@@ -24,7 +24,7 @@ namespace {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.is_same(b) || (a.numel() > 0 && a.is_alias_of(b) && a.const_data_ptr() == b.const_data_ptr() &&
+  return a.is_same(b) || (a.numel() > 0 && a.is_alias_of(b) && a.storage_offset() == b.storage_offset() &&
                           a.sizes() == b.sizes() && a.strides() == b.strides() && a.scalar_type() == b.scalar_type());
 }
 

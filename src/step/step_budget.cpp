@@ -195,12 +195,13 @@ const StepPlan* StepBudget::plan(StepToPlan step) {
   return step.counts.batch > 0 ? planner_->last() : nullptr;
 }
 
-RankSplit StepBudget::plan_or_report(const StepToPlan& step) {
+RankSplit StepBudget::plan_or_report(StepToPlan step) {
+  step.may_take_less = ranks_.can_shard_weights();
   try {
     plan_here(step);
     return planner_->planned(step);
   } catch (const BudgetExceeded&) {
-    if (!ranks_.can_shard_weights()) {
+    if (!step.may_take_less) {
       throw;
     }
   }

@@ -38,6 +38,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <ranges>
@@ -244,6 +245,13 @@ class DataParallel final : public detail::TrainingRanks {
   /// call gather_weights(). No effect without weights in shards. A DataParallel that ends without gather_weights()
   /// leaves each rank the rank's own weights only.
   void gather_weights();
+
+  /// Calls `use()` on rank `rank` while the rank has all weights, to save a snapshot or a model of the weights in
+  /// shards. The weights of other ranks lie in an unnamed file in `directory`, which is not tensor memory, so no rank
+  /// needs memory for the model. `use` may read weights, and must neither write weights nor call the group. All ranks
+  /// must call with_gathered_weights(), and return when `use` has ended. Throws the exception of `use` on the rank, and
+  /// DistributedError on the others. Weights that each rank has anyway stay where they are.
+  void with_gathered_weights(const std::filesystem::path& directory, const std::function<void()>& use, int rank = 0);
 
   std::unique_ptr<detail::StepRanks> step_ranks(const std::vector<at::Tensor>& of_model) override;
 
