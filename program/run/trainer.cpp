@@ -277,9 +277,18 @@ class Trainer::Impl {
   }
 
   std::unique_ptr<DataParallel> make_data_parallel() {
-    return ranks_.data_parallel(task_.module,
-                                may_shard() ? DataParallelOptions{.shard = Shard::Auto, .optimizer = optimizer_.sharded()}
-                                            : DataParallelOptions());
+    DataParallelOptions options;
+    if (may_shard()) {
+      int64_t weights = 0;
+      for (const at::Tensor& parameter : model_.parameters()) {
+        weights += static_cast<int64_t>(parameter.nbytes());
+      }
+      // A plan counts the bytes on their way, and the default is more than a small model.
+      options.bucket = Bytes(std::min(options.bucket.count(), 1 + weights / 16));
+      options.shard = Shard::Auto;
+      options.optimizer = optimizer_.sharded();
+    }
+    return ranks_.data_parallel(task_.module, options);
   }
 
   // The option that takes less memory than the model needs now.

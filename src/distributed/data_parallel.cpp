@@ -337,13 +337,17 @@ std::string DataParallel::Impl::explain_shards() const {
   }
   return fmt::format(
       "Each of the {} ranks has its share of the weights, the gradients and the optimizer's state. {} of weights come from "
-      "other ranks through a window of {}, as operators take them. {}",
-      group_->size(), Bytes(weights_->bytes_elsewhere()).str(), Bytes(weights_->window_bytes()).str(), sent);
+      "other ranks through a window of {}, {}. {}",
+      group_->size(), Bytes(weights_->bytes_elsewhere()).str(), Bytes(weights_->window_bytes()).str(),
+      weights_->window_bytes() < weights_->bytes_elsewhere() ? "again for each forward and each backward pass"
+                                                             : "once in a step",
+      sent);
 }
 
 void DataParallel::Impl::gather_weights() {
   if (weights_) {
     weights_->bring_all();
+    weight_bytes_ += weights_->bytes_received();
     weights_.reset();
     owners_->written = {};
     options_.shard = Shard::Gradients;  // Auto too: the program has decided
@@ -966,6 +970,7 @@ at::Tensor DataParallel::clip_grad_norm_(double max_norm) {
   return impl_->clip(parameters, max_norm);
 }
 int64_t DataParallel::bytes_reduced() const { return impl_->bytes_reduced(); }
+int64_t DataParallel::weight_bytes_received() const { return impl_->weight_bytes_received(); }
 const DataParallel::CommunicationTime& DataParallel::communication() const { return impl_->communication(); }
 std::unique_ptr<detail::StepRanks> DataParallel::step_ranks(const std::vector<at::Tensor>& of_model) {
   return std::make_unique<detail::RankedStep>(*this, of_model);

@@ -108,10 +108,10 @@ void WeightShards::start_threads() {
       }
     }
   } catch (const std::system_error& error) {
-    failure = std::make_exception_ptr(Error(
-        fmt::format("DataParallel: rank {} cannot start the threads that answer for its weights: {}; raise the limit of "
-                    "processes (ulimit -u), or shard no weights",
-                    group_.rank(), error.what())));
+    failure = std::make_exception_ptr(Error(fmt::format(
+        "DataParallel: rank {} cannot start the threads that answer for its weights: {}; raise the limit of "
+        "processes (ulimit -u), or shard no weights",
+        group_.rank(), error.what())));
   }
   if (has_another_failed(group_, failure)) {
     throw Error(
@@ -240,6 +240,7 @@ void WeightShards::bring_into(size_t number, c10::DataPtr memory) {
     start_send(*backend_, as_tensor(request), weight.owner, kRequest)->wait();
     arrives->wait();
   });
+  bytes_received_ += static_cast<int64_t>(weight.storage.nbytes());
   give_memory(weight.storage, std::move(memory));
 }
 

@@ -42,8 +42,8 @@ class WeightShards final {
 
   /// The same weights on all ranks. Calls `send_first(i)`, which gives all ranks the values of weight i, then moves the
   /// weight into memory on the owner and releases the weight elsewhere. `window`: bytes of other ranks' weights that
-  /// are in memory at a time, at most all of them; 0: twice the largest weight of another rank. Throws on all ranks, and
-  /// leaves all weights as they are, if a rank cannot start threads.
+  /// are in memory at a time, at most all of them; 0: twice the largest weight of another rank. Throws on all ranks,
+  /// and leaves all weights as they are, if a rank cannot start threads.
   WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
                const std::function<void(size_t number)>& send_first);
   ~WeightShards();
@@ -63,6 +63,8 @@ class WeightShards final {
   /// Bytes of the weights of other ranks, and of the window through which these weights pass.
   int64_t bytes_elsewhere() const;
   int64_t window_bytes() const { return window_ ? window_->bytes() : 0; }
+  /// Bytes of weights that have come from other ranks so far.
+  int64_t bytes_received() const { return bytes_received_; }
 
  private:
   class Home;
@@ -81,6 +83,7 @@ class WeightShards final {
   std::optional<OperatorSeam> seam_;
   std::unique_ptr<Home> home_;
   std::optional<WeightWindow> window_;
+  std::atomic<int64_t> bytes_received_ = 0;
   std::atomic<bool> answers_ = false;  // the threads wait until the weights have moved
   std::atomic<bool> is_over_ = false;
   std::mutex mutex_;                                   // guards waits_

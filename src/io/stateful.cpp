@@ -23,9 +23,12 @@ namespace {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+// Asks for no pointer, because weights may be on other ranks.
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.is_same(b) || (a.numel() > 0 && a.is_alias_of(b) && a.storage_offset() == b.storage_offset() &&
-                          a.sizes() == b.sizes() && a.strides() == b.strides() && a.scalar_type() == b.scalar_type());
+  return a.is_same(b) || (a.numel() > 0 && a.has_storage() && b.has_storage() &&
+                          a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
+                          a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+                          a.strides() == b.strides() && a.scalar_type() == b.scalar_type());
 }
 
 // Parameters, then buffers, in the module's order; each tensor once.

@@ -195,13 +195,12 @@ const StepPlan* StepBudget::plan(StepToPlan step) {
   return step.counts.batch > 0 ? planner_->last() : nullptr;
 }
 
-RankSplit StepBudget::plan_or_report(StepToPlan step) {
-  step.may_take_less = ranks_.can_shard_weights();
+RankSplit StepBudget::plan_or_report(const StepToPlan& step) {
   try {
     plan_here(step);
     return planner_->planned(step);
   } catch (const BudgetExceeded&) {
-    if (!step.may_take_less) {
+    if (!ranks_.can_shard_weights()) {
       throw;
     }
   }

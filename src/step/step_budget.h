@@ -87,7 +87,7 @@ class StepBudget {
   void finish(StepResult& result);
 
  private:
-  RankSplit plan_or_report(StepToPlan step);
+  RankSplit plan_or_report(const StepToPlan& step);
   void end_trials(const StepToPlan& step);
 
   StepRanks& ranks_;

@@ -67,8 +67,7 @@ class StepRanks {
   /// Null: each rank has the sums of all gradients before an update. Otherwise the gradients are in shards, and only
   /// this optimizer can update the model.
   virtual const torch::optim::Optimizer* optimizer_of_shards() const { return nullptr; }
-  /// The parts of the training that are in shards, and the bytes that follow for this rank, for people. Empty for a single
-  /// rank.
+  /// The parts of the training that are in shards, and the bytes that follow for this rank, for people. Empty alone.
   virtual std::string explain_shards() const { return {}; }
   /// Weights in shards: the bytes of the weights of other ranks (`outside`), and of the window through which these
   /// weights pass (`in_memory`). Zeros: each rank has all weights.

@@ -118,7 +118,6 @@ struct StepToPlan {
   StepCounts counts = {};
   int64_t micro_batch = 0;        // items in each micro-batch; 0: to be chosen
   int64_t state_bytes = 0;        // of fixed_bytes: state that the optimizer may have yet to allocate
-  bool may_take_less = false;     // a refusal is not the end, and needs no smallest budget
   bool is_within_window = false;  // whether gradients of earlier micro-batches exist
 };
 

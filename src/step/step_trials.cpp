@@ -627,8 +627,7 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
       smallest = try_at_most(step, before, smallest / 2);
     } else {
       const int64_t left_free = std::exchange(counts_.left_free, 0);
-      const bool is_unknown = tried_.empty() && !step.may_take_less;
-      plan::Search least = is_unknown ? smallest_budget(step) : std::move(found.search);
+      plan::Search least = tried_.empty() ? smallest_budget(step) : std::move(found.search);
       if (left_free > 0 && least.smallest_feasible_bytes > 0) {
         least.smallest_feasible_bytes += left_free;
         least.least_is += least.least_is.empty() ? "" : fmt::format("; {} are left free", Bytes(left_free).str());

@@ -57,6 +57,10 @@ const ShardedOptimizer::Factory kAdamW = [](const auto& groups) {
   return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
 };
 
+// 12 layers of 256 KiB.
+torch::nn::Sequential deep() { return make_mlp(std::vector<int64_t>(13, 256)); }
+constexpr int64_t kLayer = (256 * 256 + 256) * 4;
+
 // Whether a pointer to the weight can be had.
 bool is_here(const torch::Tensor& weight) {
   try {
@@ -264,10 +268,7 @@ TEST(ShardedWeights, AreSavedInOneSnapshotThatAnyNumberOfRanksLoads) {
     OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, {.shard = Shard::Weights});
     plain.train(2);
     sharded.train(2);
-    {
-      const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + (8 << 10)));
-      save(sharded, folder);
-    }
+    save(sharded, folder);
     const auto saved = clones_of(plain.model->parameters());
     for (const auto& [name, tensor] : load_safetensors(folder / "model.safetensors")) {
       EXPECT_TRUE(same_bits(tensor, plain.model->named_parameters()[name])) << name;
@@ -288,6 +289,18 @@ TEST(ShardedWeights, AreSavedInOneSnapshotThatAnyNumberOfRanksLoads) {
       two.train(1);
     }
     group->barrier();
+  });
+}
+
+TEST(ShardedWeights, ComeIntoAFileInsteadOfMemoryToBeSaved) {
+  on_ranks_with_a_folder(2, [](const std::filesystem::path& folder) {
+    const auto group = init_process_group(quick());
+    auto model = deep();
+    const auto all = clones_of(model->parameters());
+    ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
+    DataParallel ddp(model, group, {.shard = Shard::Weights, .optimizer = &optimizer});
+    const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + kLayer / 2));
+    ddp.with_gathered_weights(folder, [&] { EXPECT_TRUE(same_bits(model->parameters(), all)); });
   });
 }
 
@@ -318,6 +331,39 @@ TEST(ShardedWeights, StayInShardsIfTheyCannotBeSaved) {
     }
     EXPECT_TRUE(same_bits(sharded.train(2), plain.train(2)));
     EXPECT_TRUE(std::filesystem::is_empty(folder));
+  });
+}
+
+// A window of all weights brings each weight once in a step. A window without room brings each weight to each operator:
+// a layer's forward takes weight and bias, and a layer's backward takes the weight, except in the first layer.
+TEST(ShardedWeights, SendAsManyBytesAsTheWindowSays) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    for (const bool has_room : {true, false}) {
+      auto model = make_mlp({16, 32, 48, 32, 16});
+      ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
+      DataParallel ddp(
+          model, group,
+          {.shard = Shard::Weights, .window = has_room ? Bytes(1 << 20) : Bytes(1), .optimizer = &optimizer});
+      int64_t all = 0, in_backward = 0;
+      for (const auto& item : model->named_parameters()) {
+        const int64_t bytes = is_here(item.value()) ? 0 : static_cast<int64_t>(item.value().nbytes());
+        all += bytes;
+        in_backward += item.value().dim() == 2 && item.key() != "0.weight" ? bytes : 0;
+      }
+      for (int step = 1; step <= 2; ++step) {
+        optimizer.zero_grad();
+        for (int i = 0; i < 3; ++i) {
+          std::optional<NoSync> quiet;
+          if (i < 2) {
+            quiet.emplace(ddp);
+          }
+          ddp.forward([&] { return model->forward(torch::ones({2, 16})).square().sum(); }).backward();
+        }
+        optimizer.step();
+        EXPECT_EQ(ddp.weight_bytes_received(), step * (has_room ? all : 3 * (all + in_backward)));
+      }
+    }
   });
 }
 
@@ -353,10 +399,6 @@ TEST(ShardedGradients, CountASumOnceThatALaterPassAddsTo) {
     }
   });
 }
-
-// 12 layers of 256 KiB.
-torch::nn::Sequential deep() { return make_mlp(std::vector<int64_t>(13, 256)); }
-constexpr int64_t kLayer = (256 * 256 + 256) * 4;
 
 int64_t peak_of_backward(torch::nn::Sequential& model, DataParallel& ddp) {
   torch::Tensor loss = ddp.forward([&] { return model->forward(torch::ones({2, 256})).square().sum(); });
@@ -486,22 +528,26 @@ struct StepperRun {
   // Rank 2 has no items in every other step.
   StepResult step(int number, const std::function<void()>& in_backward = {}) {
     const int64_t items = group->rank() == 2 && number % 2 == 1 ? 0 : 5 + group->rank();
-    return stepper->step(tiny_batch(items, static_cast<uint64_t>(10 * number + group->rank())),
-                         [&](const Batch& micro) {
-                           torch::Tensor hidden = micro[0];
-                           for (auto layer = model->begin(); layer != model->end(); ++layer) {
-                             hidden = layer->forward(hidden);
-                             if (in_backward && layer - model->begin() == 2) {  // when some gradients are sent
-                               hidden.register_hook([&](const torch::Tensor& gradient) {
-                                 in_backward();
-                                 return gradient;
-                               });
-                             }
-                           }
-                           return squared_error(hidden, micro[1]);
-                         });
+    const Batch batch = tiny_batch(items, static_cast<uint64_t>(10 * number + group->rank()));
+    if (before_step) {
+      before_step();
+    }
+    return stepper->step(batch, [&](const Batch& micro) {
+      torch::Tensor hidden = micro[0];
+      for (auto layer = model->begin(); layer != model->end(); ++layer) {
+        hidden = layer->forward(hidden);
+        if (in_backward && layer - model->begin() == 2) {  // when some gradients are sent
+          hidden.register_hook([&](const torch::Tensor& gradient) {
+            in_backward();
+            return gradient;
+          });
+        }
+      }
+      return squared_error(hidden, micro[1]);
+    });
   }
 
+  std::function<void()> before_step;
   std::shared_ptr<ProcessGroup> group;
   torch::nn::Sequential model = tiny_model();
   std::optional<ShardedOptimizer> optimizer;
@@ -569,9 +615,6 @@ struct WideRun {
   StepResult step(int number, int64_t items = kItems) {
     torch::manual_seed(static_cast<uint64_t>(10 * number + group->rank()));
     return stepper->step({torch::randn({items, kWidth})}, [&](const Batch& micro) {
-      if (has_all_weights()) {
-        with_all_weights.push_back(micro.size());
-      }
       return Loss::sum(model->forward(micro[0]).square().sum(), micro[0].numel());
     });
   }
@@ -581,7 +624,6 @@ struct WideRun {
   }
   bool has_all_weights() const { return std::ranges::all_of(model->parameters(), is_here); }
 
-  std::vector<int64_t> with_all_weights;  // items of the passes
   std::shared_ptr<ProcessGroup> group;
   torch::nn::Sequential model;
   std::optional<ShardedOptimizer> optimizer;
@@ -609,6 +651,7 @@ void expect_the_bits_within(const std::shared_ptr<ProcessGroup>& group, Shard sh
       EXPECT_THAT(plan.explain(), HasSubstr(in_shards ? "its share of the weights, the gradients"
                                                       : "all weights, and its share of the gradients"));
       EXPECT_THAT(plan.explain(), HasSubstr(fmt::format("sends {} of gradients to", Bytes(result.bytes_sent).str())));
+      EXPECT_EQ(plan.explain().find("again for each forward") != std::string::npos, in_shards);
     }
     EXPECT_EQ(run.has_all_weights(), !in_shards);
     within = clones_of(run.model->parameters());
@@ -710,19 +753,6 @@ TEST(ShardedWeights, TellAMeterTheBytesInMemory) {
   });
 }
 
-// The smallest micro-batch that runs would tell a smallest budget, and nobody hears of it.
-TEST(ShardedWeights, AreChosenWithoutASearchForTheSmallestBudgetWithAllWeights) {
-  on_ranks(2, [] {
-    const auto group = init_process_group(quick());
-    const Bytes budget(live_bytes(torch::kCPU).count() + (21 << 17));
-    WideRun run(group, Shard::Auto, {.micro_batch = 512, .budget = {.memory = budget}});
-    run.step(0);
-    EXPECT_FALSE(run.has_all_weights());
-    EXPECT_THAT(run.with_all_weights, ::testing::ElementsAre()) << "passes";
-    group->barrier();
-  });
-}
-
 TEST(Shards, AreNotMentionedInAGroupOfOne) {
   const auto group = init_process_group({.rank = 0, .size = 1});
   WideRun run(group, Shard::Auto, {.budget = {.memory = Bytes(live_bytes(torch::kCPU).count() + (16 << 20))}});
@@ -766,8 +796,8 @@ TEST(ShardedWeights, StayWholeOnAllRanksIfOneCannotStartThreads) {
     }
     auto model = tiny_model();
     ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
-    const auto error = error_of<Error>(
-        [&] { DataParallel(model, group, {.shard = Shard::Weights, .optimizer = &optimizer}); });
+    const auto error =
+        error_of<Error>([&] { DataParallel(model, group, {.shard = Shard::Weights, .optimizer = &optimizer}); });
     EXPECT_THAT(error, HasSubstr(group->rank() == 1 ? "rank 1 cannot start the threads" : "another rank cannot"));
     EXPECT_TRUE(std::ranges::all_of(model->parameters(), is_here));
   });
@@ -780,13 +810,14 @@ TEST(ShardedWeights, AreAsBeforeTheStepWhicheverAllocationOfOneRankFails) {
     int number = 0;
     for_each_failing_allocation(testing::on_rank_1(*group), [&](testing::FailingAllocation& allocation) {
       bool is_made = true;
-      allocation.arm();
+      run.before_step = [&] { allocation.arm(); };
       try {
         run.step(number);
       } catch (const std::exception&) {
         is_made = false;
       }
       allocation.disarm();
+      run.before_step = {};
       ASSERT_TRUE(testing::is_same_on_all(*group, is_made ? 1 : 0));
       if (!is_made) {
         run.step(number);
@@ -844,7 +875,8 @@ TEST(ShardedWeights, EndAllRanksWithTheNameOfARankThatDiesInBackward) {
 // Each of three ranks dies twice, at a random moment in a run.
 TEST(ShardedWeights, EndAllRanksWithTheNameOfARankThatDiesAtAnyMoment) {
   for (int i = 0; i < 6; ++i) {
-    const int milliseconds = testing::is_rank() ? std::atoi(std::getenv("DIES_AFTER")) : static_cast<int>(std::random_device()() % 300);
+    const int milliseconds =
+        testing::is_rank() ? std::atoi(std::getenv("DIES_AFTER")) : static_cast<int>(std::random_device()() % 300);
     const int dead = testing::is_rank() ? std::atoi(std::getenv("DIES")) : i % 3;
     SCOPED_TRACE(fmt::format("rank {} dies after {} ms", dead, milliseconds));
     const detail::Environment variables{{"DIES", std::to_string(dead)}, {"DIES_AFTER", std::to_string(milliseconds)}};

@@ -233,6 +233,8 @@ class DataParallel final : public detail::TrainingRanks {
 
   /// Bytes of gradients that this rank has handed to all-reduce, or sent to their owners, so far.
   int64_t bytes_reduced() const;
+  /// Bytes of weights in shards that have come to this rank so far.
+  int64_t weight_bytes_received() const;
   const CommunicationTime& communication() const;
 
   /// Compares checksums of the parameters over all ranks. All ranks must call check_replicas(). Throws
