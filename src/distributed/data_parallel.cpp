@@ -364,7 +364,7 @@ void DataParallel::Impl::with_gathered_weights(const std::filesystem::path& dire
   std::exception_ptr failure;
   try {
     if (group_->rank() == rank) {
-      weights_ ? weights_->while_in_file(directory, use) : use();
+      weights_ ? weights_->while_in_files(directory, use) : use();
     }
   } catch (...) {
     failure = std::current_exception();

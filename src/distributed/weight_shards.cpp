@@ -197,24 +197,20 @@ void WeightShards::bring_all() {
 }
 
 // The window does not see the operators of `use`, because the window would give the weights memory of its own.
-void WeightShards::while_in_file(const std::filesystem::path& directory, const std::function<void()>& use) {
-  constexpr int64_t kAlignment = 64;
-  const auto rounded = [](int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
-  std::vector<int64_t> begins{0};
-  for (const size_t number : elsewhere_) {
-    begins.push_back(begins.back() + rounded(static_cast<int64_t>(weights_[number].storage.nbytes())));
-  }
-  const auto file = FileMemory::in(directory, begins.back());
+void WeightShards::while_in_files(const std::filesystem::path& directory, const std::function<void()>& use) {
   if (window_) {
     window_->let_go();
   }
+  std::vector<std::shared_ptr<FileMemory>> files;
   const auto back_to_shards = c10::make_scope_exit([this] {
     for (const size_t number : elsewhere_) {
       release(weights_[number].storage);
     }
   });
   for (size_t i = 0; i < elsewhere_.size(); ++i) {
-    bring_into(i, borrowed_memory(file->data() + begins[i], at::kCPU));
+    const auto bytes = static_cast<int64_t>(weights_[elsewhere_[i]].storage.nbytes());
+    files.push_back(FileMemory::in(directory, bytes));
+    bring_into(i, borrowed_memory(files.back()->data(), at::kCPU));
   }
   const UnseenByWindows unseen;
   use();

@@ -56,9 +56,9 @@ class WeightShards final {
   /// All weights come back into the memory of all ranks, and stay. Called on all ranks, before the end. Throws on all
   /// ranks, and changes nothing, if a rank has no memory for all weights.
   void bring_all();
-  /// Calls `use` while this rank has all weights. The weights of other ranks are in an unnamed file in `directory`. The
+  /// Calls `use` while this rank has all weights. The weights of other ranks are in unnamed files in `directory`. The
   /// other ranks answer meanwhile. Operators of `use` may read weights, on this thread.
-  void while_in_file(const std::filesystem::path& directory, const std::function<void()>& use);
+  void while_in_files(const std::filesystem::path& directory, const std::function<void()>& use);
 
   /// Bytes of the weights of other ranks, and of the window through which these weights pass.
   int64_t bytes_elsewhere() const;

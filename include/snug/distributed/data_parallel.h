@@ -249,7 +249,7 @@ class DataParallel final : public detail::TrainingRanks {
   void gather_weights();
 
   /// Calls `use()` on rank `rank` while the rank has all weights, to save a snapshot or a model of the weights in
-  /// shards. The weights of other ranks lie in an unnamed file in `directory`, which is not tensor memory, so no rank
+  /// shards. The weights of other ranks lie in unnamed files in `directory`, which are not tensor memory, so no rank
   /// needs memory for the model. `use` may read weights, and must neither write weights nor call the group. All ranks
   /// must call with_gathered_weights(), and return when `use` has ended. Throws the exception of `use` on the rank, and
   /// DistributedError on the others. Weights that each rank has anyway stay where they are.
