@@ -573,14 +573,14 @@ class Trainer::Impl {
     notes.events.push_back(detail::event_of(step_, *plan));
     const std::string file = plan->read_from.empty() ? "" : fmt::format(" (read from {})", plan->read_from.string());
     notes.changes.push_back(fmt::format(
-        "planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak", config_.memory.str(), file,
+        "planned for {}{}: {} micro-batches of {}, {}{}{}; {} at the peak", config_.memory.str(), file,
         planned_->micro_batches, planned_->items, plan->activations ? less : "all of each kept",
         plan->placement.model == Place::File   ? ", weights, gradients and the optimizer's state in files"
         : plan->placement.model == Place::Host ? ", weights, gradients and the optimizer's state in the host's memory"
         : plan->placement.state == Place::File ? ", the optimizer's state in a file"
         : plan->placement.state == Place::Host ? ", the optimizer's state in the host's memory"
-        : plan->bytes.weights.outside > 0      ? ", weights, gradients and the optimizer's state in shards"
                                                : "",
+        plan->bytes.weights.outside > 0 && plan->placement.model == Place::Memory ? ", weights in shards" : "",
         Bytes(planned_->peak_bytes).str()));
     if (const int64_t before = std::exchange(planned_before_, 0); before != 0 && before != planned_->items) {
       notes.changes.push_back(

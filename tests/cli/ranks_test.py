@@ -167,8 +167,9 @@ class Sharded(RanksTest):
         self.train("one")
         out = self.folder / "run"
         launched = self.launch("-n", "2", "--", *self.train_command("run", "--memory", "11MiB"))
-        _, err = launched.communicate(timeout=120)
+        said, err = launched.communicate(timeout=120)
         self.assertEqual(launched.returncode, 0, err)
+        self.assertIn("weights in shards", said)
         self.goes_as("one", "run")
         weights = self.steps("one")[-1]["memory"]["parameters"]
         self.assertGreater(4 * weights, 11 << 20)
