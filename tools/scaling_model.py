@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How data parallelism scales, by a formula and by a simulation, and whether both are right about 1 to 4 measured ranks.
+"""How data parallelism scales, by a formula and by a simulation, and whether both are right about 1 to 4 measured ranks; and what each
+way of dividing a model over ranks keeps, sends and takes.
 
-usage: scaling_model.py                      tables for 8 to 4,096 GPUs, as in benchmarks/results/scaling-model.md
+usage: scaling_model.py                      the tables of benchmarks/results/scaling-model.md, up to 4,096 ranks
        scaling_model.py --measure BUILD_DIR  runs BUILD_DIR/benchmarks/data_parallel on ranks whose links `tc` slows down, each in a
                                              network namespace, and compares; needs root
-       scaling_model.py --self-test          the formula against the simulation
+       scaling_model.py --self-test          the formula against the simulation, and the bytes against published figures
 """
 
 import argparse
@@ -75,7 +76,64 @@ def simulate(job, network, ranks, jitter=0.0, seed=1):
     return max(clocks)
 
 
+@dataclasses.dataclass
+class Model:
+    """Bytes."""
+    weights: float
+    gradients: float
+    state: float
+
+
+WAYS = ("replicated", "state", "gradients and state", "all")  # in shards
+
+
+def kept(way, model, ranks, tensors=math.inf):
+    """Bytes that a rank keeps, activations and windows aside. `tensors`: so many, of equal size, and none of them is cut."""
+    parts = (model.state, model.gradients, model.weights)  # in the order in which the ways divide them
+    divided = WAYS.index(way)
+    return sum(part / min(ranks, tensors) if i < divided else part for i, part in enumerate(parts))
+
+
+def sent(way, model, ranks, passes):
+    """Bytes that a rank sends in a step, on average. `passes`: how often each weight comes to each rank, if weights are in shards."""
+    sums = 2 if way in ("replicated", "state") else 1  # an all-reduce is a reduce-scatter and an all-gather
+    weights = {"replicated": 0, "all": passes}.get(way, 1)
+    return (ranks - 1) / ranks * (sums * model.gradients + weights * model.weights)
+
+
+def network_seconds(way, model, network, ranks, passes, at_once, tensors):
+    """Seconds of a step in the network, hidden or not, as snug sends: (all links busy all the time, all ranks in step). In step, all ranks
+    want a weight of one owner at a time, and gradients go to as many owners as tensors are on their way; a broadcast is a tree."""
+    if ranks == 1:
+        return 0.0, 0.0
+    least = sent(way, model, ranks, passes) / network.bandwidth
+    owners = min(ranks, max(1.0, at_once / (model.gradients / tensors)))
+    gradients = (network.all_reduce(model.gradients, ranks) if way in ("replicated", "state") else
+                 (ranks - 1) * model.gradients / owners / network.bandwidth + tensors * network.latency)
+    weights = {"replicated": 0.0,
+               "all": passes * ((ranks - 1) * model.weights / network.bandwidth + 2 * tensors * network.latency)}.get(
+                   way, math.ceil(math.log2(ranks)) * model.weights / network.bandwidth)
+    return least, gradients + weights
+
+
+# Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), table 1: gigabytes on each device for 7.5 billion parameters with weights and gradients of
+# 2 bytes and a state of 12, by devices; and section 7: parameters sent in a step.
+ZERO_MODEL = Model(2 * 7.5, 2 * 7.5, 12 * 7.5)
+ZERO_TABLE = {4: (52.5, 41.3, 30), 16: (35.6, 21.6, 7.5), 64: (31.4, 16.6, 1.88), 256: (30.4, 15.4, 0.47), 1024: (30.1, 15.1, 0.12)}
+ZERO_SENT = {"replicated": 2, "gradients and state": 2, "all": 3}
+
+
+def check_published():
+    assert kept("replicated", ZERO_MODEL, 64) == 120
+    for ranks, published in ZERO_TABLE.items():
+        for way, gigabytes in zip(WAYS[1:], published):
+            assert abs(kept(way, ZERO_MODEL, ranks) - gigabytes) < 0.06, (way, ranks, kept(way, ZERO_MODEL, ranks))
+    for way, parameters in ZERO_SENT.items():
+        assert abs(sent(way, Model(1, 1, 6), 1 << 20, passes=2) - parameters) < 1e-4, way
+
+
 def self_test():
+    check_published()
     network = Network(1e9, 1e-5)
     for buckets in (1, 3, 25):
         for ranks in (1, 2, 8, 100):
@@ -127,6 +185,28 @@ def print_tables():
         seconds = simulate(gpu_job(4096 // ranks), slow, ranks, JITTER)
         first = first or seconds
         print(f"| {ranks} | {4096 // ranks} | {seconds:.2f} | {first / seconds:.0f} of {ranks // 8} |")
+
+
+# The same model in FP32 with AdamW, as snug shards it on CPUs: 24 tensors in each of 24 blocks, two passes (forward and backward of one
+# micro-batch of 2048 tokens) on machines of 2 TFLOP/s with cards of 25 Gbit/s.
+CPU_MODEL = Model(4 * PARAMETERS, 4 * PARAMETERS, 8 * PARAMETERS)
+CPU_TENSORS = 24 * 24
+CPU_COMPUTE = 6 * PARAMETERS * 2048 / 2e12
+CPUS = Network(bandwidth=0.8 * 25e9 / 8, latency=5e-5)
+
+
+def print_ways():
+    print(f"\nFour ways to divide {PARAMETERS / 1e9:g} billion parameters in FP32 with AdamW: GB that a rank keeps, and sends in a step of two passes\n")
+    print("| ranks | " + " | ".join(WAYS) + " |\n|---|---|---|---|---|")
+    counts = (2, 4, 8, 16, 64, 256, 1024, 4096)
+    for ranks in counts:
+        cells = (f"{kept(way, CPU_MODEL, ranks, CPU_TENSORS) / 1e9:.2f}, sends {sent(way, CPU_MODEL, ranks, 2) / 1e9:.1f}" for way in WAYS)
+        print(f"| {ranks} | " + " | ".join(cells) + " |")
+    print(f"\nSeconds in the network beside {CPU_COMPUTE:.1f} s of computation, at {8 * CPUS.bandwidth / 1e9:.0f} Gbit/s: all links busy, to all ranks in step\n")
+    print("| ranks | " + " | ".join(WAYS) + " |\n|---|---|---|---|---|")
+    for ranks in counts:
+        cells = ("{:.1f} to {:.1f}".format(*network_seconds(way, CPU_MODEL, CPUS, ranks, 2, 25 << 20, CPU_TENSORS)) for way in WAYS)
+        print(f"| {ranks} | " + " | ".join(cells) + " |")
 
 
 def run(*command, check=True):
@@ -205,11 +285,12 @@ def main():
     arguments = parser.parse_args()
     if arguments.self_test:
         self_test()
-        print("the formula and the simulation agree")
+        print("the formula and the simulation agree, and the bytes are the published bytes")
     elif arguments.measure:
         compare(arguments.measure, arguments.megabits, [int(k) for k in arguments.k.split(",")])
     else:
         print_tables()
+        print_ways()
 
 
 if __name__ == "__main__":

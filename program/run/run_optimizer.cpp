@@ -68,7 +68,7 @@ std::unique_ptr<FusedOptimizer> optimizer_of(const TrainConfig& config, const Gr
 }  // namespace
 
 RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, c10::Device device,
-                           const std::shared_ptr<ProcessGroup>& group)
+                           const std::shared_ptr<ProcessGroup>& group, bool is_sharded)
     : scratch_(config.out) {
   if (config.optimizer == OptimizerChoice::AdamW8bit && !device.is_cpu()) {
     throw ConfigError(
@@ -78,7 +78,7 @@ RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& co
   }
   const auto make = [&config](const Groups& groups) { return optimizer_of(config, groups); };
   const auto groups = parameter_groups(model, config);
-  if (config.shard_optimizer && group != nullptr) {
+  if (is_sharded && group != nullptr) {
     auto sharded = std::make_unique<ShardedOptimizer>(groups, group, make);
     sharded_ = sharded.get();
     optimizer_ = std::move(sharded);

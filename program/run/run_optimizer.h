@@ -17,13 +17,16 @@ namespace snug::detail {
 
 class RunOptimizer {
  public:
-  /// `group`: null for a run on one rank. Throws ConfigError for an optimizer that cannot update parameters on
-  /// `device`.
+  /// `group`: null for a run on one rank. `is_sharded`: each rank keeps a share of the state. Throws ConfigError for an
+  /// optimizer that cannot update parameters on `device`.
   RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, c10::Device device,
-               const std::shared_ptr<ProcessGroup>& group);
+               const std::shared_ptr<ProcessGroup>& group, bool is_sharded);
 
   torch::optim::Optimizer& operator*() const { return *optimizer_; }
   torch::optim::Optimizer* operator->() const { return optimizer_.get(); }
+
+  /// Null unless the state is in shares.
+  ShardedOptimizer* sharded() const { return sharded_; }
 
   /// The bytes that this rank's first step allocates for the state.
   int64_t state_bytes_to_come() const;

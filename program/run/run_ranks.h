@@ -25,8 +25,8 @@ class RunRanks {
   const std::shared_ptr<ProcessGroup>& group() const { return group_; }
   /// Null on a single rank.
   template <class M>
-  std::unique_ptr<DataParallel> data_parallel(M& model) const {
-    return group_ ? std::make_unique<DataParallel>(model, group_) : nullptr;
+  std::unique_ptr<DataParallel> data_parallel(M& model, const DataParallelOptions& options) const {
+    return group_ ? std::make_unique<DataParallel>(model, group_, options) : nullptr;
   }
   double sum(double value) const;
   bool any(bool value) const;

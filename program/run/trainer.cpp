@@ -99,9 +99,8 @@ class Trainer::Impl {
         data_(within_limit(config_, "the data", [&] { return detail::load_run_data(config_, task_.inputs); })),
         data_checksum_(data_->checksum()),
         sampler_(data_->samples(Split::Train), static_cast<uint64_t>(config_.seed)),
-        data_parallel_(
-            within_limit(config_, "the buckets of gradients", [&] { return ranks_.data_parallel(task_.module); })),
-        optimizer_(model_, config_, device_, ranks_.group()),
+        optimizer_(model_, config_, device_, ranks_.group(), config_.shard_optimizer || may_shard()),
+        data_parallel_(within_limit(config_, "the buckets of gradients", [&] { return make_data_parallel(); })),
         stepper_(within_limit(config_, "the stepper", [&] { return make_stepper(); })),
         snapshots_(snapshots_path(config_.out), {.on_damaged = [this](int64_t step, const std::string& reason) {
                      damaged_.emplace_back(step, reason);
@@ -195,8 +194,8 @@ class Trainer::Impl {
           fmt::format("train: after the last step the held-out loss is {}; begin a new run with a lower --lr",
                       outcome.validation_loss));
     }
-    if (outcome.finished && ranks_.is_first()) {
-      save_model();
+    if (outcome.finished) {
+      with_all_weights([&] { save_model(); });
     }
     return outcome;
   }
@@ -270,6 +269,28 @@ class Trainer::Impl {
   }
   bool model_may_leave() const { return config_.offload && model_could_leave(); }
 
+  // Whether ranks share gradients and state out, and weights if a plan needs that. See Shard::Auto for what is refused;
+  // statistics of gradients need all gradients.
+  bool may_shard() const {
+    return plans() && device_.is_cpu() && ranks_.size() > 1 && config_.weights == Weights::Full &&
+           config_.guard_patience() == 0 && config_.gradient_statistics_every == 0;
+  }
+
+  std::unique_ptr<DataParallel> make_data_parallel() {
+    DataParallelOptions options;
+    if (may_shard()) {
+      int64_t weights = 0;
+      for (const at::Tensor& parameter : model_.parameters()) {
+        weights += static_cast<int64_t>(parameter.nbytes());
+      }
+      // A plan counts the bytes on their way, and the default is more than a small model.
+      options.bucket = Bytes(std::min(options.bucket.count(), 1 + weights / 16));
+      options.shard = Shard::Auto;
+      options.optimizer = optimizer_.sharded();
+    }
+    return ranks_.data_parallel(task_.module, options);
+  }
+
   // The option that takes less memory than the model needs now.
   const char* smaller_model() const {
     return !model_could_leave() || config_.offload ? "a smaller --model"
@@ -283,7 +304,7 @@ class Trainer::Impl {
     try {
       return run_model(config_, device_);
     } catch (const c10::Error& error) {
-      if (!model_may_leave() || !is_out_of_memory(error)) {
+      if (!(model_may_leave() || may_shard()) || !is_out_of_memory(error)) {
         throw;
       }
     }
@@ -297,7 +318,7 @@ class Trainer::Impl {
 
   // Without this check, the error shows in the first step or, if the text is long, much later.
   void check_parameters_fit() const {
-    if (model_may_leave()) {
+    if (model_may_leave() || may_shard()) {
       return;
     }
     int64_t gradients = 0;
@@ -490,16 +511,21 @@ class Trainer::Impl {
     within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] {
       detail::check_finite(record, model_);
       optimizer_.while_whole([&] {
-        if (ranks_.is_first()) {
+        with_all_weights([&] {
           log_->sync();
           if (config_.async_snapshots) {
             saving_.save(step_, parts());
           } else {
             snapshots_.save(step_, parts());
           }
-        }
+        });
       });
     });
+  }
+
+  // Calls `use` on the first rank, which has all weights during the call, also if weights are in shards.
+  void with_all_weights(const std::function<void()>& use) {
+    data_parallel_ ? data_parallel_->with_gathered_weights(config_.out, use) : use();
   }
 
   // The step of the newest snapshot that all ranks can load.
@@ -552,13 +578,14 @@ class Trainer::Impl {
     notes.events.push_back(detail::event_of(step_, *plan));
     const std::string file = plan->read_from.empty() ? "" : fmt::format(" (read from {})", plan->read_from.string());
     notes.changes.push_back(fmt::format(
-        "planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak", config_.memory.str(), file,
+        "planned for {}{}: {} micro-batches of {}, {}{}{}; {} at the peak", config_.memory.str(), file,
         planned_->micro_batches, planned_->items, plan->activations ? less : "all of each kept",
         plan->placement.model == Place::File   ? ", weights, gradients and the optimizer's state in files"
         : plan->placement.model == Place::Host ? ", weights, gradients and the optimizer's state in the host's memory"
         : plan->placement.state == Place::File ? ", the optimizer's state in a file"
         : plan->placement.state == Place::Host ? ", the optimizer's state in the host's memory"
                                                : "",
+        plan->bytes.weights.outside > 0 && plan->placement.model == Place::Memory ? ", weights in shards" : "",
         Bytes(planned_->peak_bytes).str()));
     if (const int64_t before = std::exchange(planned_before_, 0); before != 0 && before != planned_->items) {
       notes.changes.push_back(
@@ -753,8 +780,8 @@ class Trainer::Impl {
   std::unique_ptr<detail::RunData> data_;
   int64_t data_checksum_;
   Sampler sampler_;
-  std::unique_ptr<DataParallel> data_parallel_;  // null on one rank
   detail::RunOptimizer optimizer_;
+  std::unique_ptr<DataParallel> data_parallel_;  // null on one rank
   Stepper stepper_;
   std::vector<std::pair<int64_t, std::string>> damaged_;  // snapshots that were not used: step, reason
   SnapshotStore snapshots_;

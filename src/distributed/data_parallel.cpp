@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <map>
 #include <unordered_set>
 
@@ -317,6 +318,9 @@ void DataParallel::Impl::shard_weights(bool are_same) {
 }
 
 std::string DataParallel::Impl::explain_shards() const {
+  if (group_->size() == 1) {
+    return {};
+  }
   if (!has_shards()) {
     return fmt::format("Each of the {} ranks has all weights and gradients.\n", group_->size());
   }
@@ -333,16 +337,41 @@ std::string DataParallel::Impl::explain_shards() const {
   }
   return fmt::format(
       "Each of the {} ranks has its share of the weights, the gradients and the optimizer's state. {} of weights come from "
-      "other ranks through a window of {}, as operators take them. {}",
-      group_->size(), Bytes(weights_->bytes_elsewhere()).str(), Bytes(weights_->window_bytes()).str(), sent);
+      "other ranks through a window of {}, {}. {}",
+      group_->size(), Bytes(weights_->bytes_elsewhere()).str(), Bytes(weights_->window_bytes()).str(),
+      weights_->window_bytes() < weights_->bytes_elsewhere() ? "again for each forward and each backward pass"
+                                                             : "once in a step",
+      sent);
 }
 
 void DataParallel::Impl::gather_weights() {
   if (weights_) {
     weights_->bring_all();
+    weight_bytes_ += weights_->bytes_received();
     weights_.reset();
     owners_->written = {};
     options_.shard = Shard::Gradients;  // Auto too: the program has decided
+  }
+}
+
+// The exchange at the end keeps the owners of weights here, and tells the other ranks of a failure.
+void DataParallel::Impl::with_gathered_weights(const std::filesystem::path& directory, const std::function<void()>& use,
+                                               int rank) {
+  if (rank < 0 || rank >= group_->size()) {
+    throw ConfigError(
+        fmt::format("DataParallel.with_gathered_weights: there is no rank {} of {}", rank, group_->size()));
+  }
+  std::exception_ptr failure;
+  try {
+    if (group_->rank() == rank) {
+      weights_ ? weights_->while_in_files(directory, use) : use();
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (detail::has_another_failed(*group_, failure)) {
+    throw DistributedError(fmt::format(
+        "DataParallel.with_gathered_weights: rank {} failed; its own message is on its standard error", rank));
   }
 }
 
@@ -941,11 +970,16 @@ at::Tensor DataParallel::clip_grad_norm_(double max_norm) {
   return impl_->clip(parameters, max_norm);
 }
 int64_t DataParallel::bytes_reduced() const { return impl_->bytes_reduced(); }
+int64_t DataParallel::weight_bytes_received() const { return impl_->weight_bytes_received(); }
 const DataParallel::CommunicationTime& DataParallel::communication() const { return impl_->communication(); }
 std::unique_ptr<detail::StepRanks> DataParallel::step_ranks(const std::vector<at::Tensor>& of_model) {
   return std::make_unique<detail::RankedStep>(*this, of_model);
 }
 void DataParallel::gather_weights() { impl_->gather_weights(); }
+void DataParallel::with_gathered_weights(const std::filesystem::path& directory, const std::function<void()>& use,
+                                         int rank) {
+  impl_->with_gathered_weights(directory, use, rank);
+}
 void DataParallel::check_replicas() const { impl_->check_replicas(); }
 void DataParallel::begin_forward() { impl_->begin_forward(); }
 void DataParallel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {

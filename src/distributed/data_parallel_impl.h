@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -54,6 +55,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   bool sends(const at::Tensor& parameter) const { return sent_.contains(parameter.unsafeGetTensorImpl()); }
   int64_t bytes_reduced() const { return bytes_reduced_ + (shards_ ? shards_->bytes_sent() : 0); }
+  int64_t weight_bytes_received() const { return weight_bytes_ + (weights_ ? weights_->bytes_received() : 0); }
   const DataParallel::CommunicationTime& communication() const { return time_; }
   void check_replicas() const;
   /// Throws ConfigError, on every rank, naming the first parameter that differs or is frozen on only some ranks.
@@ -72,6 +74,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   bool has_static_graph() const { return options_.static_graph; }
 
   void gather_weights();
+  void with_gathered_weights(const std::filesystem::path& directory, const std::function<void()>& use, int rank);
   /// With Shard::Auto: whether each rank still has all weights. The ranks shard the weights together.
   /// `are_same`: all ranks have the same weights; otherwise all ranks get rank 0's.
   bool can_shard_weights() const { return options_.shard == Shard::Auto && weights_ == nullptr && group_->size() > 1; }
@@ -156,6 +159,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<std::vector<at::Tensor>> in_buckets_;  // parameters_ by bucket; empty if buckets exist all the time
   NamedTensors buffers_;
   int64_t bytes_reduced_ = 0;
+  int64_t weight_bytes_ = 0;  // of weights that were in shards before
   DataParallel::CommunicationTime time_;
   std::vector<std::pair<uintptr_t, Accumulator>> hooks_;
   std::shared_ptr<detail::Owners> owners_;          // null without shards

@@ -55,6 +55,15 @@ void detail::all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceO
   group.all_reduce(at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::kLong), op);
 }
 
+bool detail::has_another_failed(ProcessGroup& group, const std::exception_ptr& failure) {
+  int64_t failed = failure ? 1 : 0;
+  all_reduce(group, {&failed, 1}, ReduceOp::Max);
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  return failed != 0;
+}
+
 namespace {
 
 // Threads started in the scope do not take SIGPIPE. Gloo writes to sockets by writev(), which has no MSG_NOSIGNAL, so a

@@ -36,6 +36,10 @@ at::Tensor as_sent(const at::Tensor& tensor);
 /// memory.
 void all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceOp op = ReduceOp::Sum);
 
+/// All ranks call it with the exception that this rank has caught, or null. Rethrows the exception. Returns whether
+/// another rank has one. Works without memory.
+bool has_another_failed(ProcessGroup& group, const std::exception_ptr& failure);
+
 /// Start to send to, or to receive from, one rank: c10d's operations with tags. The calling thread takes no SIGPIPE
 /// from a rank that has just died.
 c10::intrusive_ptr<c10d::Work> start_send(c10d::Backend& backend, const at::Tensor& tensor, int to, int tag);

@@ -120,12 +120,7 @@ void send(ProcessGroup& group, int to, const Transfer& transfer) {
 
 // A rank without room must not leave the other ranks waiting in an exchange.
 void check_room(ProcessGroup& group, int to, const std::exception_ptr& error) {
-  int64_t failed = error ? 1 : 0;
-  all_reduce(group, {&failed, 1}, ReduceOp::Max);
-  if (error) {
-    std::rethrow_exception(error);
-  }
-  if (failed != 0) {
+  if (has_another_failed(group, error)) {
     throw Error(
         fmt::format("ShardedOptimizer.consolidate: rank {} has no room for the state of all; its own message is on its "
                     "standard error",

@@ -457,11 +457,7 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
   } catch (...) {
     error = std::current_exception();
   }
-  const bool all_well = impl_->is_well_on_all_ranks(!error);
-  if (error) {
-    std::rethrow_exception(error);
-  }
-  if (!all_well) {
+  if (detail::has_another_failed(*impl_->group, error)) {
     throw CorruptFile(
         "ShardedOptimizer.load_state_dict: the state does not fit another rank's share; see that rank's error");
   }

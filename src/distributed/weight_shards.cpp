@@ -4,10 +4,13 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
 
 #include "snug/core.h"
 #include "src/core/file_memory.h"
@@ -73,11 +76,43 @@ WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int
       weights_(std::move(weights)),
       requests_(static_cast<size_t>(group.size())),
       waits_(static_cast<size_t>(group.size())) {
-  const bool is_alone = group_.size() == 1;
-  if (!is_alone) {  // first: an exception leaves all weights as they are
+  if (group_.size() > 1) {  // first: an exception leaves all weights as they are
     ProcessGroup::Impl& impl = group_.impl();
     backend_ = impl.attempt("shard the weights", [&] { return impl.make_another_backend(); });
   }
+  try {
+    start_threads();
+    move_weights(window, send_first);
+  } catch (...) {  // the destructor does not run
+    end_threads();
+    throw;
+  }
+  answers_ = true;
+  answers_.notify_all();
+}
+
+void WeightShards::start_threads() {
+  std::exception_ptr failure;
+  try {
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      if (rank != group_.rank()) {
+        threads_.emplace_back([this, rank] { answer(rank); });
+      }
+    }
+  } catch (const std::system_error& error) {
+    failure = std::make_exception_ptr(Error(fmt::format(
+        "DataParallel: rank {} cannot start the threads that answer for its weights: {}; raise the limit of "
+        "processes (ulimit -u), or shard no weights",
+        group_.rank(), error.what())));
+  }
+  if (has_another_failed(group_, failure)) {
+    throw Error(
+        "DataParallel: another rank cannot start threads, so all ranks keep all weights; its own message is on its "
+        "standard error");
+  }
+}
+
+void WeightShards::move_weights(int64_t window, const std::function<void(size_t number)>& send_first) {
   std::vector<c10::Storage> storages;
   for (size_t i = 0; i < weights_.size(); ++i) {
     const Weight& weight = weights_[i];
@@ -90,23 +125,13 @@ WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int
       storages.push_back(weight.storage);
     }
   }
-  if (is_alone) {
+  if (group_.size() == 1) {
     return;
   }
   seam_.emplace();
   const int64_t bytes = std::min(bytes_elsewhere(), window > 0 ? window : WeightWindow::bytes_for(storages, 2));
   home_ = std::make_unique<Home>(*this, bytes);
   window_.emplace(std::move(storages), *home_, bytes);
-  try {  // last: the destructor does not run after an exception
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      if (rank != group_.rank()) {
-        threads_.emplace_back([this, rank] { answer(rank); });
-      }
-    }
-  } catch (...) {
-    end_threads();
-    throw;
-  }
 }
 
 WeightShards::~WeightShards() {
@@ -115,7 +140,8 @@ WeightShards::~WeightShards() {
 }
 
 void WeightShards::end_threads() noexcept {
-  is_over_ = true;
+  is_over_ = answers_ = true;
+  answers_.notify_all();
   {
     const std::lock_guard lock(mutex_);
     for (const auto& wait : waits_) {
@@ -150,12 +176,7 @@ void WeightShards::bring_all() {
     failure = std::current_exception();
     memory.clear();
   }
-  int64_t failed = failure ? 1 : 0;
-  all_reduce(group_, {&failed, 1}, ReduceOp::Max);
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
-  if (failed != 0) {
+  if (has_another_failed(group_, failure)) {
     throw Error(
         "DataParallel.gather_weights: another rank has no memory for all weights, so all weights stay in shards");
   }
@@ -165,6 +186,26 @@ void WeightShards::bring_all() {
     bring_into(i, std::move(memory[i]));
   }
   group_.barrier();  // no rank needs an answer any more
+}
+
+// The window does not see the operators of `use`, because the window would give the weights memory of its own.
+void WeightShards::while_in_files(const std::filesystem::path& directory, const std::function<void()>& use) {
+  if (window_) {
+    window_->let_go();
+  }
+  std::vector<std::shared_ptr<FileMemory>> files;
+  const auto back_to_shards = c10::make_scope_exit([this] {
+    for (const size_t number : elsewhere_) {
+      release(weights_[number].storage);
+    }
+  });
+  for (size_t i = 0; i < elsewhere_.size(); ++i) {
+    const auto bytes = static_cast<int64_t>(weights_[elsewhere_[i]].storage.nbytes());
+    files.push_back(FileMemory::in(directory, bytes));
+    bring_into(i, borrowed_memory(files.back()->data(), at::kCPU));
+  }
+  const UnseenByWindows unseen;
+  use();
 }
 
 int64_t WeightShards::bytes_elsewhere() const {
@@ -187,11 +228,13 @@ void WeightShards::bring_into(size_t number, c10::DataPtr memory) {
     start_send(*backend_, as_tensor(request), weight.owner, kRequest)->wait();
     arrives->wait();
   });
+  bytes_received_ += static_cast<int64_t>(weight.storage.nbytes());
   give_memory(weight.storage, std::move(memory));
 }
 
 // The thread for requests of `rank`. The end of the other rank, or of this object, ends the thread.
 void WeightShards::answer(int rank) noexcept {
+  answers_.wait(false);
   try {
     for (;;) {
       int64_t& request = requests_[static_cast<size_t>(rank)];

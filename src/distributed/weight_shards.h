@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -41,7 +42,8 @@ class WeightShards final {
 
   /// The same weights on all ranks. Calls `send_first(i)`, which gives all ranks the values of weight i, then moves the
   /// weight into memory on the owner and releases the weight elsewhere. `window`: bytes of other ranks' weights that
-  /// are in memory at a time, at most all of them; 0: twice the largest weight of another rank.
+  /// are in memory at a time, at most all of them; 0: twice the largest weight of another rank. Throws on all ranks,
+  /// and leaves all weights as they are, if a rank cannot start threads.
   WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
                const std::function<void(size_t number)>& send_first);
   ~WeightShards();
@@ -54,14 +56,21 @@ class WeightShards final {
   /// All weights come back into the memory of all ranks, and stay. Called on all ranks, before the end. Throws on all
   /// ranks, and changes nothing, if a rank has no memory for all weights.
   void bring_all();
+  /// Calls `use` while this rank has all weights. The weights of other ranks are in unnamed files in `directory`. The
+  /// other ranks answer meanwhile. Operators of `use` may read weights, on this thread.
+  void while_in_files(const std::filesystem::path& directory, const std::function<void()>& use);
 
   /// Bytes of the weights of other ranks, and of the window through which these weights pass.
   int64_t bytes_elsewhere() const;
   int64_t window_bytes() const { return window_ ? window_->bytes() : 0; }
+  /// Bytes of weights that have come from other ranks so far.
+  int64_t bytes_received() const { return bytes_received_; }
 
  private:
   class Home;
 
+  void start_threads();
+  void move_weights(int64_t window, const std::function<void(size_t number)>& send_first);
   void bring_into(size_t number, c10::DataPtr memory);
   void answer(int rank) noexcept;
   void end_threads() noexcept;
@@ -74,6 +83,8 @@ class WeightShards final {
   std::optional<OperatorSeam> seam_;
   std::unique_ptr<Home> home_;
   std::optional<WeightWindow> window_;
+  std::atomic<int64_t> bytes_received_ = 0;
+  std::atomic<bool> answers_ = false;  // the threads wait until the weights have moved
   std::atomic<bool> is_over_ = false;
   std::mutex mutex_;                                   // guards waits_
   std::vector<c10::intrusive_ptr<c10d::Work>> waits_;  // of the threads, for requests

@@ -23,15 +23,12 @@ namespace {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Reads no pointer, which a weight on the host does not have.
+// Asks for no pointer, because weights may be on the host or on other ranks.
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  const auto share_storage = [&] {
-    return a.has_storage() && b.has_storage() &&
-           a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
-           a.storage_offset() == b.storage_offset();
-  };
-  return a.is_same(b) || (a.numel() > 0 && share_storage() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
-                          a.scalar_type() == b.scalar_type());
+  return a.is_same(b) || (a.numel() > 0 && a.has_storage() && b.has_storage() &&
+                          a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
+                          a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+                          a.strides() == b.strides() && a.scalar_type() == b.scalar_type());
 }
 
 // Parameters, then buffers, in the module's order; each tensor once.

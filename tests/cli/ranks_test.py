@@ -163,6 +163,31 @@ class Sharded(RanksTest):
         self.train_on(2, [SNUG, "train", "--resume", "--out", self.folder / "run"])
         self.assertEqual(self.steps("run")[-1]["validation_loss"], last["validation_loss"])
 
+    def test_trains_saves_and_resumes_within_less_than_weights_gradients_and_state(self):
+        self.train("one")
+        out = self.folder / "run"
+        launched = self.launch("-n", "2", "--", *self.train_command("run", "--memory", "11MiB"))
+        said, err = launched.communicate(timeout=120)
+        self.assertEqual(launched.returncode, 0, err)
+        self.assertIn("weights in shards", said)
+        self.goes_as("one", "run")
+        weights = self.steps("one")[-1]["memory"]["parameters"]
+        self.assertGreater(4 * weights, 11 << 20)
+        memory = self.steps("run")[-1]["memory"]
+        self.assertLess(memory["parameters"], 0.6 * weights)
+        self.assertLess(memory["optimizer_state"], 0.6 * 2 * weights)
+        self.assertIn("its share of the weights", self.events("run", "plan")[-1]["explanation"])
+        model, last = (out / "model.safetensors").read_bytes(), self.steps("run")[-1]
+        for ranks in (2, 3, 1):
+            for step in (6, 8):
+                shutil.rmtree(out / "snapshots" / f"step-{step:08}")
+            resume = [SNUG, "train", "--resume", "--out", out]
+            self.train_on(ranks, resume if ranks > 1 else [*resume, "--memory", "30MiB"])
+            self.goes_as("one", "run")
+            if ranks == 2:
+                self.assertEqual((out / "model.safetensors").read_bytes(), model)
+                self.assertEqual(self.steps("run")[-1]["validation_loss"], last["validation_loss"])
+
     def test_alone_is_refused(self):
         self.refuses(2, *self.train_command("run", "--shard-optimizer")[1:], says=["shard_optimizer"])
 
@@ -170,10 +195,10 @@ class Sharded(RanksTest):
 class Killed(RanksTest):
     def test_one_ends_all_with_its_name_and_the_run_can_be_resumed(self):
         self.train("one", "--steps", "30")
-        for number in (0, 1):
-            with self.subTest(number):
-                out = f"run{number}"
-                processes = self.started(2, self.train_command(out, "--steps", "30"))
+        for number, flags in ((0, ()), (1, ()), (0, ("--memory", "11MiB")), (1, ("--memory", "11MiB"))):
+            with self.subTest(number=number, flags=flags):
+                out = f"run{number}{len(flags)}"
+                processes = self.started(2, self.train_command(out, "--steps", "30", *flags))
                 lines = random.randint(2, 20)
                 while not self.log_has(out, lines):
                     time.sleep(0.002)
@@ -184,7 +209,8 @@ class Killed(RanksTest):
                 status, _, err = ends[1 - number]
                 self.assertEqual(status, 1, (lines, err))
                 self.assertIn(f"rank {number} has died", err)
-                self.assertEqual(self.snug("train", "--resume", "--out", self.folder / out).returncode, 0)
+                more = ("--memory", "30MiB") if flags else ()
+                self.assertEqual(self.snug("train", "--resume", "--out", self.folder / out, *more).returncode, 0)
                 self.goes_as("one", out)
 
     def test_one_makes_the_launcher_start_all_again_and_they_go_on_to_the_same_bits(self):

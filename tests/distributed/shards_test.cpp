@@ -1,15 +1,21 @@
 // DataParallel with shards: the bits of the way without shards, in less memory.
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -20,8 +26,11 @@
 #include "snug/distributed/data_parallel.h"
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/memory.h"
+#include "snug/safetensors.h"
 #include "snug/sgd.h"
+#include "snug/snapshot.h"
 #include "snug/stepper.h"
+#include "src/distributed/process_group_impl.h"
 #include "src/memory/peak_watch.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/optimizers.h"
@@ -47,6 +56,10 @@ using testing::tiny_model;
 const ShardedOptimizer::Factory kAdamW = [](const auto& groups) {
   return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
 };
+
+// 12 layers of 256 KiB.
+torch::nn::Sequential deep() { return make_mlp(std::vector<int64_t>(13, 256)); }
+constexpr int64_t kLayer = (256 * 256 + 256) * 4;
 
 // Whether a pointer to the weight can be had.
 bool is_here(const torch::Tensor& weight) {
@@ -225,6 +238,135 @@ TEST(ShardedWeights, AreInNoMemoryOfOtherRanksOutsideOfOperators) {
   });
 }
 
+std::map<std::string, Stateful> parts_of(OddRun& run) {
+  return {{"model", stateful(run.model)}, {"optimizer", stateful(*run.optimizer)}};
+}
+
+// Rank 0 saves the run; on all ranks.
+void save(OddRun& run, const std::filesystem::path& folder) {
+  run.optimizer->consolidate(0, folder);
+  run.ddp->with_gathered_weights(folder, [&] {
+    SnapshotStore(folder / "snapshots").save(2, parts_of(run));
+    std::map<std::string, torch::Tensor> tensors;
+    for (const auto& item : run.model->named_parameters()) {
+      tensors[item.key()] = item.value().detach();
+    }
+    save_safetensors(folder / "model.safetensors", tensors, {});
+  });
+  run.optimizer->release();
+}
+
+void on_ranks_with_a_folder(int ranks, const std::function<void(const std::filesystem::path&)>& body) {
+  const testing::TemporaryFolder folder;
+  on_ranks(ranks, std::vector<detail::Environment>(static_cast<size_t>(ranks), {{"FOLDER", folder.path()}}),
+           testing::is_rank() ? 0 : testing::free_port(), [&] { body(std::getenv("FOLDER")); });
+}
+
+TEST(ShardedWeights, AreSavedInOneSnapshotThatAnyNumberOfRanksLoads) {
+  on_ranks_with_a_folder(3, [](const std::filesystem::path& folder) {
+    const auto group = init_process_group(quick());
+    OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, {.shard = Shard::Weights});
+    plain.train(2);
+    sharded.train(2);
+    save(sharded, folder);
+    const auto saved = clones_of(plain.model->parameters());
+    for (const auto& [name, tensor] : load_safetensors(folder / "model.safetensors")) {
+      EXPECT_TRUE(same_bits(tensor, plain.model->named_parameters()[name])) << name;
+    }
+    OddRun again(group, {.shard = Shard::Weights});
+    EXPECT_EQ(SnapshotStore(folder / "snapshots").load_latest(parts_of(again)), 2);
+    const auto next = plain.train(2);
+    EXPECT_TRUE(same_bits(sharded.train(2), next));
+    EXPECT_TRUE(same_bits(again.train(2), next));
+    if (group->rank() < 2) {
+      ProcessGroupOptions of_two = quick();
+      of_two.store = "file://" + (folder / "store").string();
+      of_two.rank = group->rank();
+      of_two.size = 2;
+      OddRun two(init_process_group(of_two), {.shard = Shard::Weights});
+      EXPECT_EQ(SnapshotStore(folder / "snapshots").load_latest(parts_of(two)), 2);
+      EXPECT_TRUE(same_bits(clones_of(two.model->parameters()), saved));
+      two.train(1);
+    }
+    group->barrier();
+  });
+}
+
+TEST(ShardedWeights, ComeIntoAFileInsteadOfMemoryToBeSaved) {
+  on_ranks_with_a_folder(2, [](const std::filesystem::path& folder) {
+    const auto group = init_process_group(quick());
+    auto model = deep();
+    const auto all = clones_of(model->parameters());
+    ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
+    DataParallel ddp(model, group, {.shard = Shard::Weights, .optimizer = &optimizer});
+    const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + kLayer / 2));
+    ddp.with_gathered_weights(folder, [&] { EXPECT_TRUE(same_bits(model->parameters(), all)); });
+  });
+}
+
+TEST(ShardedWeights, StayInShardsIfTheyCannotBeSaved) {
+  on_ranks_with_a_folder(2, [](const std::filesystem::path& folder) {
+    const auto group = init_process_group(quick());
+    OddRun plain(group, {}), sharded(group, {.shard = Shard::Weights});
+    const auto gather_in = [&](const std::filesystem::path& directory) {
+      sharded.ddp->with_gathered_weights(
+          directory,
+          [&] {
+            for (const auto& parameter : sharded.model->parameters()) {
+              EXPECT_TRUE(is_here(parameter));
+            }
+            throw std::runtime_error("the disk is full");
+          },
+          /*rank=*/1);
+    };
+    const auto is_any_away = [&] { return !std::ranges::all_of(sharded.model->parameters(), is_here); };
+    for (const auto& [directory, reason] :
+         {std::pair(folder, "the disk is full"), std::pair(folder / "none", "cannot make a file")}) {
+      if (group->rank() == 1) {
+        EXPECT_THAT(error_of<std::runtime_error>([&] { gather_in(directory); }), HasSubstr(reason));
+      } else {
+        EXPECT_THAT(error_of<DistributedError>([&] { gather_in(directory); }), HasSubstr("rank 1 failed"));
+      }
+      EXPECT_TRUE(is_any_away());
+    }
+    EXPECT_TRUE(same_bits(sharded.train(2), plain.train(2)));
+    EXPECT_TRUE(std::filesystem::is_empty(folder));
+  });
+}
+
+// A window of all weights brings each weight once in a step. A window without room brings each weight to each operator:
+// a layer's forward takes weight and bias, and a layer's backward takes the weight, except in the first layer.
+TEST(ShardedWeights, SendAsManyBytesAsTheWindowSays) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    for (const bool has_room : {true, false}) {
+      auto model = make_mlp({16, 32, 48, 32, 16});
+      ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
+      DataParallel ddp(
+          model, group,
+          {.shard = Shard::Weights, .window = has_room ? Bytes(1 << 20) : Bytes(1), .optimizer = &optimizer});
+      int64_t all = 0, in_backward = 0;
+      for (const auto& item : model->named_parameters()) {
+        const int64_t bytes = is_here(item.value()) ? 0 : static_cast<int64_t>(item.value().nbytes());
+        all += bytes;
+        in_backward += item.value().dim() == 2 && item.key() != "0.weight" ? bytes : 0;
+      }
+      for (int step = 1; step <= 2; ++step) {
+        optimizer.zero_grad();
+        for (int i = 0; i < 3; ++i) {
+          std::optional<NoSync> quiet;
+          if (i < 2) {
+            quiet.emplace(ddp);
+          }
+          ddp.forward([&] { return model->forward(torch::ones({2, 16})).square().sum(); }).backward();
+        }
+        optimizer.step();
+        EXPECT_EQ(ddp.weight_bytes_received(), step * (has_room ? all : 3 * (all + in_backward)));
+      }
+    }
+  });
+}
+
 TEST(ShardedGradients, AreOnOneRankEach) {
   on_ranks(3, [] {
     const auto group = init_process_group(quick());
@@ -257,10 +399,6 @@ TEST(ShardedGradients, CountASumOnceThatALaterPassAddsTo) {
     }
   });
 }
-
-// 12 layers of 256 KiB.
-torch::nn::Sequential deep() { return make_mlp(std::vector<int64_t>(13, 256)); }
-constexpr int64_t kLayer = (256 * 256 + 256) * 4;
 
 int64_t peak_of_backward(torch::nn::Sequential& model, DataParallel& ddp) {
   torch::Tensor loss = ddp.forward([&] { return model->forward(torch::ones({2, 256})).square().sum(); });
@@ -390,22 +528,26 @@ struct StepperRun {
   // Rank 2 has no items in every other step.
   StepResult step(int number, const std::function<void()>& in_backward = {}) {
     const int64_t items = group->rank() == 2 && number % 2 == 1 ? 0 : 5 + group->rank();
-    return stepper->step(tiny_batch(items, static_cast<uint64_t>(10 * number + group->rank())),
-                         [&](const Batch& micro) {
-                           torch::Tensor hidden = micro[0];
-                           for (auto layer = model->begin(); layer != model->end(); ++layer) {
-                             hidden = layer->forward(hidden);
-                             if (in_backward && layer - model->begin() == 2) {  // when some gradients are sent
-                               hidden.register_hook([&](const torch::Tensor& gradient) {
-                                 in_backward();
-                                 return gradient;
-                               });
-                             }
-                           }
-                           return squared_error(hidden, micro[1]);
-                         });
+    const Batch batch = tiny_batch(items, static_cast<uint64_t>(10 * number + group->rank()));
+    if (before_step) {
+      before_step();
+    }
+    return stepper->step(batch, [&](const Batch& micro) {
+      torch::Tensor hidden = micro[0];
+      for (auto layer = model->begin(); layer != model->end(); ++layer) {
+        hidden = layer->forward(hidden);
+        if (in_backward && layer - model->begin() == 2) {  // when some gradients are sent
+          hidden.register_hook([&](const torch::Tensor& gradient) {
+            in_backward();
+            return gradient;
+          });
+        }
+      }
+      return squared_error(hidden, micro[1]);
+    });
   }
 
+  std::function<void()> before_step;
   std::shared_ptr<ProcessGroup> group;
   torch::nn::Sequential model = tiny_model();
   std::optional<ShardedOptimizer> optimizer;
@@ -509,6 +651,7 @@ void expect_the_bits_within(const std::shared_ptr<ProcessGroup>& group, Shard sh
       EXPECT_THAT(plan.explain(), HasSubstr(in_shards ? "its share of the weights, the gradients"
                                                       : "all weights, and its share of the gradients"));
       EXPECT_THAT(plan.explain(), HasSubstr(fmt::format("sends {} of gradients to", Bytes(result.bytes_sent).str())));
+      EXPECT_EQ(plan.explain().find("again for each forward") != std::string::npos, in_shards);
     }
     EXPECT_EQ(run.has_all_weights(), !in_shards);
     within = clones_of(run.model->parameters());
@@ -610,6 +753,13 @@ TEST(ShardedWeights, TellAMeterTheBytesInMemory) {
   });
 }
 
+TEST(Shards, AreNotMentionedInAGroupOfOne) {
+  const auto group = init_process_group({.rank = 0, .size = 1});
+  WideRun run(group, Shard::Auto, {.budget = {.memory = Bytes(live_bytes(torch::kCPU).count() + (16 << 20))}});
+  run.step(0);
+  EXPECT_THAT(run.stepper->plan()->explain(), ::testing::Not(HasSubstr("ranks")));
+}
+
 TEST(ShardedWeights, AreRefusedIfTheyHaveNoPlanEither) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
@@ -628,6 +778,55 @@ TEST(Shards, RefuseMastersAndTheGuard) {
                  {.precision = Precision::BFloat16, .sixteen_bit = {.guard = {.patience = 3}}});
     });
     EXPECT_THAT(error, HasSubstr("sums of all gradients"));
+  });
+}
+
+TEST(ShardedWeights, StayWholeOnAllRanksIfOneCannotStartThreads) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    if (group->rank() == 1) {
+      group->impl().make_another_backend = [make = group->impl().make_another_backend] {
+        auto backend = make();
+        pthread_attr_t attributes;
+        ::pthread_attr_init(&attributes);
+        ::pthread_attr_setstacksize(&attributes, size_t{1} << 48);  // more than there are addresses
+        ::pthread_setattr_default_np(&attributes);
+        return backend;
+      };
+    }
+    auto model = tiny_model();
+    ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
+    const auto error =
+        error_of<Error>([&] { DataParallel(model, group, {.shard = Shard::Weights, .optimizer = &optimizer}); });
+    EXPECT_THAT(error, HasSubstr(group->rank() == 1 ? "rank 1 cannot start the threads" : "another rank cannot"));
+    EXPECT_TRUE(std::ranges::all_of(model->parameters(), is_here));
+  });
+}
+
+TEST(ShardedWeights, AreAsBeforeTheStepWhicheverAllocationOfOneRankFails) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    StepperRun undisturbed(group, Shard::None), run(group, Shard::Weights);
+    int number = 0;
+    for_each_failing_allocation(testing::on_rank_1(*group), [&](testing::FailingAllocation& allocation) {
+      bool is_made = true;
+      run.before_step = [&] { allocation.arm(); };
+      try {
+        run.step(number);
+      } catch (const std::exception&) {
+        is_made = false;
+      }
+      allocation.disarm();
+      run.before_step = {};
+      ASSERT_TRUE(testing::is_same_on_all(*group, is_made ? 1 : 0));
+      if (!is_made) {
+        run.step(number);
+      }
+      undisturbed.step(number++);
+      ASSERT_TRUE(same_bits(clones_of(run.model->parameters()), clones_of(undisturbed.model->parameters())));
+      group->barrier();
+    });
+    EXPECT_GT(number, 20);
   });
 }
 
@@ -671,6 +870,37 @@ TEST(ShardedGradients, EndAllRanksWithTheNameOfARankThatDiesInBackward) {
 }
 TEST(ShardedWeights, EndAllRanksWithTheNameOfARankThatDiesInBackward) {
   expect_the_name_of_a_rank_that_dies_in_backward(Shard::Weights);
+}
+
+// Each of three ranks dies twice, at a random moment in a run.
+TEST(ShardedWeights, EndAllRanksWithTheNameOfARankThatDiesAtAnyMoment) {
+  for (int i = 0; i < 6; ++i) {
+    const int milliseconds =
+        testing::is_rank() ? std::atoi(std::getenv("DIES_AFTER")) : static_cast<int>(std::random_device()() % 300);
+    const int dead = testing::is_rank() ? std::atoi(std::getenv("DIES")) : i % 3;
+    SCOPED_TRACE(fmt::format("rank {} dies after {} ms", dead, milliseconds));
+    const detail::Environment variables{{"DIES", std::to_string(dead)}, {"DIES_AFTER", std::to_string(milliseconds)}};
+    on_ranks(3, std::vector(3, variables), testing::is_rank() ? 0 : testing::free_port(), [&] {
+      const auto group = init_process_group(quick());
+      StepperRun run(group, Shard::Weights, {.micro_batch = 2, .clip_norm = 0.3});
+      run.step(0);
+      if (group->rank() == dead) {
+        std::thread([&] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+          ::_exit(0);
+        }).detach();
+      }
+      const auto error = error_of<DistributedError>([&] {
+        for (int step = 1;; ++step) {
+          run.step(step);
+        }
+      });
+      EXPECT_THAT(error, HasSubstr(fmt::format("rank {} has died", dead)));
+    });
+    if (testing::is_rank()) {
+      return;
+    }
+  }
 }
 
 }  // namespace
