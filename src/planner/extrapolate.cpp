@@ -12,7 +12,7 @@
 // from both. So a time is at least that of an operator whose time does not depend on the items, and at most that of an
 // operator whose time is proportional to the items; for fewer items the other way round.
 //
-// The host calls the same operators, however many the items. So the host's time stays the same.
+// The host calls the same operators, however many the items. So the host's time, and the tape's, stay the same.
 //
 // Profiles that differ in operators, kinds of storages or the order of events have no line between them. Then no
 // profile is made, and the refusal names no number.
@@ -79,6 +79,7 @@ void take_least_times(Profile& profile, const Profile& other) {
   take(profile.operators, other.operators);
   take(profile.backward, other.backward);
   profile.host_seconds = std::min(profile.host_seconds, other.host_seconds);
+  profile.tape_seconds = std::min(profile.tape_seconds, other.tape_seconds);
 }
 
 std::optional<Profile> larger_of(const Profile& one, const Profile& other) {
@@ -97,6 +98,7 @@ std::optional<Profile> larger_of(const Profile& one, const Profile& other) {
   take(result.backward, other.backward, &BackwardStep::gradient_bytes);
   take(result.backward, other.backward, &BackwardStep::seconds);
   result.host_seconds = std::max(one.host_seconds, other.host_seconds);
+  result.tape_seconds = std::max(one.tape_seconds, other.tape_seconds);
   // Between two events of other kinds only the highest and the last level matter.
   result.events.clear();
   int64_t of_one = 0, of_other = 0;
@@ -142,6 +144,7 @@ std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledIt
     result.operators[i].seconds = seconds(small.profile.operators[i].seconds, result.operators[i].seconds);
   }
   result.host_seconds = std::min(small.profile.host_seconds, result.host_seconds);
+  result.tape_seconds = std::min(small.profile.tape_seconds, result.tape_seconds);
   for (size_t i = 0; i < result.backward.size(); ++i) {
     result.backward[i].seconds = seconds(small.profile.backward[i].seconds, result.backward[i].seconds);
   }

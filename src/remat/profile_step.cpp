@@ -4,8 +4,10 @@
 #include <array>
 #include <exception>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -13,7 +15,9 @@
 #include <variant>
 #include <vector>
 
+#include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 
 #include "snug/memory.h"
 #include "snug/plan.h"
@@ -23,6 +27,7 @@
 #include "src/planner/solver.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/op_tape.h"
+#include "src/remat/operator_clock.h"
 #include "src/remat/recorded_step.h"
 #include "src/remat/tape_recorder.h"
 #include "src/remat/tape_schedule.h"
@@ -132,9 +137,7 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
   }
   const int64_t kept = taken() - before + let_go;
   ProfiledStep found = with_kept_results(std::move(profile), let_go, kept, step.trial.counts_kept);
-  if (step.options.plan != nullptr) {  // hashes of a verification lie between the operators
-    found.profile.host_seconds = detail::profile_of(*step.options.plan).host_seconds;
-  }
+  found.host = recorder.host_times();
   found.is_steady = let_go == kept || !step.trial.counts_kept;
   found.follows_plan =
       step.options.plan != nullptr && tape->deviation().empty() && tape->growth().empty() && tape->different().empty();
@@ -164,6 +167,105 @@ void level_times(plan::Profile& profile) {
       op->seconds = median;
     }
   }
+}
+
+// --- the host's times
+
+// The time that an operator takes more if an EffectJournal sees the operator: a step under a plan is seen as well.
+double seconds_of_seam() {
+  static const double seconds = [] {
+    constexpr int kTimes = 5, kOperators = 256;
+    const c10::NoGradGuard no_grad;
+    const at::Tensor x = at::ones({4}, at::kCPU);
+    detail::EffectJournal journal;
+    const auto least = [&](const auto& scope) {
+      double found = std::numeric_limits<double>::infinity();
+      for (int i = 0; i < kTimes; ++i) {
+        detail::OperatorClock clock(c10::kCPU);
+        const auto of_scope = scope();
+        const auto began = clock.mark();
+        for (int k = 0; k < kOperators; ++k) {
+          x.neg();
+        }
+        found = std::min(found, clock.host_seconds({began, clock.mark()}));
+      }
+      return found;
+    };
+    journal.begin();
+    const double seen = least([&] { return std::make_unique<detail::EffectJournal::Run>(journal); });
+    return std::max(0.0, seen - least([] { return 0; })) / kOperators;
+  }();
+  return seconds;
+}
+
+double sum_of(const std::vector<double>& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
+
+// Calls f for the seconds of each operator and backward step, and the number of the seconds.
+template <class F>
+void visit_seconds(plan::Profile& profile, const F& f) {
+  size_t i = 0;
+  for (plan::Operator& op : profile.operators) {
+    f(op.seconds, i++);
+  }
+  for (plan::BackwardStep& step : profile.backward) {
+    f(step.seconds, i++);
+  }
+}
+
+// A step without a recording, and the same under a tape that drops nothing.
+struct HostRuns {
+  double plain = std::numeric_limits<double>::infinity();
+  double under_tape = std::numeric_limits<double>::infinity();
+};
+
+HostRuns run_unrecorded(ToProfile& step, c10::Device device, const plan::Profile& profile) {
+  constexpr double kShort = 0.05;  // seconds of a pair of runs that is made twice
+  const plan::Stays stays = plan::keep_all(profile);
+  const auto schedule = std::make_shared<const detail::TapeSchedule>(
+      detail::make_schedule(profile, stays, plan::Simulator(profile).run(stays)));
+  const auto seconds = [&](Schedule of_tape) {
+    return detail::time_step(step.forward_and_loss, std::move(of_tape), device, step.journal,
+                             {.memory = step.options.memory});
+  };
+  HostRuns least;
+  for (int i = 0; i < 2 && (i == 0 || least.plain + least.under_tape < kShort); ++i) {
+    least.under_tape = std::min(least.under_tape, seconds(schedule));
+    least.plain = std::min(least.plain, seconds(nullptr));
+  }
+  return least;
+}
+
+// Makes the profile's seconds those of a step without a recording.
+//
+// Problem: a recording takes longer than many an operator, and is no part of a step, with or without a plan. Operators
+// are timed one by one; the time between operators has the recording in it.
+//
+// Choice: if the time between operators matters, the step runs without a recording. The rest beside the operators is
+// the host's, at most the time measured between operators. A run under a tape shows the tape's time in the same way. If
+// the device waits for the host most of the time, a replay takes the host's time, not the device's.
+void take_host_times(ToProfile& step, c10::Device device, ProfiledStep& found) {
+  constexpr double kMatters = 0.02;
+  plan::Profile& profile = found.profile;
+  double operators = 0;
+  visit_seconds(profile, [&](double& seconds, size_t) { operators += seconds; });
+  const double gaps = found.host.gaps;
+  const bool matters = device.is_cpu() ? gaps > kMatters * operators : gaps + sum_of(found.host.seconds) > operators;
+  profile.host_seconds = device.is_cpu() ? gaps : 0;
+  if (!matters || step.options.only_so) {
+    return;
+  }
+  const HostRuns runs = run_unrecorded(step, device, profile);
+  const double seen = device.is_cpu() ? seconds_of_seam() * static_cast<double>(profile.operators.size()) : 0;
+  const double plain = std::max(0.0, runs.plain - seen);
+  if (!device.is_cpu() && detail::is_bound_by_host(operators, plain)) {
+    visit_seconds(profile, [&](double& seconds, size_t i) { seconds = found.host.seconds[i]; });
+    operators = sum_of(found.host.seconds);
+  }
+  if (operators > plain) {
+    visit_seconds(profile, [&](double& seconds, size_t) { seconds *= plain / operators; });
+  }
+  profile.host_seconds = std::clamp(plain - operators, 0.0, gaps);
+  profile.tape_seconds = std::clamp(runs.under_tape - runs.plain, 0.0, gaps) + seen;
 }
 
 // --- steps that do not fit plainly
@@ -347,6 +449,7 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
       ProfiledStep one = profile_once(step, device, schedule);
       if (found) {
         plan::take_least_times(one.profile, found->profile);
+        one.host.gaps = std::min(one.host.gaps, found->host.gaps);
       }
       found = std::move(one);
       ++runs;
@@ -367,6 +470,14 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
   }
   level_times(found->profile);
   found->profile.device = device.str();
+  if (const plan::Profile* known = step.options.host_of; known != nullptr) {
+    found->profile.host_seconds = known->host_seconds;
+    found->profile.tape_seconds = known->tape_seconds;
+  } else if (schedule == nullptr) {
+    take_host_times(step, device, *found);
+  } else if (device.is_cpu()) {
+    found->profile.host_seconds = found->host.gaps;  // with the tape
+  }
   return std::move(*found);
 }
 

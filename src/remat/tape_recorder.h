@@ -40,6 +40,12 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   int64_t peak_bytes() const { return peak_; }
   /// The recorded profile, after stop().
   plan::Profile take() { return std::move(profile_); }
+  /// The host's times in the recorded step, after stop(), which the profile does not have yet.
+  struct HostTimes {
+    std::vector<double> seconds = {};  ///< of the profile's operators, and then of the backward steps
+    double gaps = 0;                   ///< between the operators of the forward pass: of the recording, too
+  };
+  const HostTimes& host_times() const { return host_; }
   /// The tensors that autograd saved in the forward pass: each entry is a storage, and the number of operators before
   /// the save.
   const std::vector<std::pair<int, size_t>>& packed() const { return packed_; }
@@ -97,6 +103,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
 
   c10::Device device_;
   plan::Profile profile_;
+  HostTimes host_;
   OperatorClock clock_;
   std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of the profile's operators and backward steps
   std::vector<OperatorClock::Span> gaps_;  // between operators of the forward pass, without replays
