@@ -96,13 +96,13 @@ bool is_from_before(const plan::Event& event) {
 ProfiledStep with_kept_results(plan::Profile profile, int64_t let_go, int64_t kept, bool counts_kept) {
   if (let_go == 0 || let_go > kept || !counts_kept) {
     std::erase_if(profile.events, is_from_before);
-    return {std::move(profile)};
+    return {.profile = std::move(profile)};
   }
   for (plan::Event& event : profile.events) {
     event.index = is_from_before(event) ? 0 : event.index;
   }
   profile.events.insert(profile.events.begin(), {plan::EventKind::Allocate, 0, let_go});
-  return {std::move(profile), let_go};
+  return {.profile = std::move(profile), .kept_bytes = let_go};
 }
 
 ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& schedule) {
@@ -182,7 +182,7 @@ double seconds_of_seam() {
       double found = std::numeric_limits<double>::infinity();
       for (int i = 0; i < kTimes; ++i) {
         detail::OperatorClock clock(c10::kCPU);
-        const auto of_scope = scope();
+        [[maybe_unused]] const auto of_scope = scope();
         const auto began = clock.mark();
         for (int k = 0; k < kOperators; ++k) {
           x.neg();
@@ -264,8 +264,9 @@ void take_host_times(ToProfile& step, c10::Device device, ProfiledStep& found) {
   if (operators > plain) {
     visit_seconds(profile, [&](double& seconds, size_t) { seconds *= plain / operators; });
   }
-  profile.host_seconds = std::clamp(plain - operators, 0.0, gaps);
-  profile.tape_seconds = std::clamp(runs.under_tape - runs.plain, 0.0, gaps) + seen;
+  const double most = device.is_cpu() ? gaps : std::numeric_limits<double>::infinity();
+  profile.host_seconds = std::clamp(plain - operators, 0.0, most);
+  profile.tape_seconds = std::clamp(runs.under_tape - runs.plain, 0.0, most) + seen;
 }
 
 // --- steps that do not fit plainly

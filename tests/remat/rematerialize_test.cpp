@@ -25,6 +25,7 @@ namespace snug::rematerialize_test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using testing::clones_of;
 using testing::error_of;
 using testing::expect_same;
@@ -409,8 +410,8 @@ TEST(PlanActivations, WritesAPlanThatReadsBackAndExplainsItself) {
   EXPECT_THAT(error_of<ConfigError>([] { ActivationPlan::from_json("{}"); }), HasSubstr("no plan"));
 }
 
-// The first run is cold, and of so many operators many are alike.
-TEST(ProfileStep, RunsThreeTimesOrTwiceWhereThereAreThousandsOfOperators) {
+// The first run is cold, and of so many operators many are alike. Runs without a recording come once or twice, in pairs.
+TEST(ProfileStep, RecordsThreeTimesOrTwiceWhereThereAreThousandsOfOperators) {
   const auto runs_of = [](int operators) {
     const Tensor weight = torch::rand({4}, torch::requires_grad());
     int runs = 0;
@@ -424,9 +425,9 @@ TEST(ProfileStep, RunsThreeTimesOrTwiceWhereThereAreThousandsOfOperators) {
     });
     return runs;
   };
-  EXPECT_EQ(runs_of(10), 3);
-  EXPECT_EQ(runs_of(6'000), 2);
-  EXPECT_EQ(runs_of(12'000), 2);
+  EXPECT_THAT(runs_of(10), AnyOf(3 + 2, 3 + 4));
+  EXPECT_THAT(runs_of(6'000), AnyOf(2 + 2, 2 + 4));
+  EXPECT_THAT(runs_of(12'000), AnyOf(2 + 2, 2 + 4));
 }
 
 TEST(PlanActivations, SaysWhatWouldDoAndRefusesWhatHasNoLoss) {
