@@ -22,6 +22,8 @@
 #include "snug/memory.h"
 #include "snug/plan.h"
 #include "snug/state.h"
+#include "src/memory/aside.h"
+#include "src/memory/backward_pass.h"
 #include "src/memory/device.h"
 #include "src/planner/extrapolate.h"
 #include "src/planner/solver.h"
@@ -65,6 +67,7 @@ using detail::ProfiledStep;
 using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
 constexpr size_t kLeastRuns = 2;             // the first run is cold
+constexpr int kChain = 256;  // operators that are timed with and without a tape
 constexpr size_t kOperatorsToTime = 10'000;  // in all runs together: enough for medians of alike operators
 
 // The profiled step, over all runs.
@@ -171,31 +174,49 @@ void level_times(plan::Profile& profile) {
 
 // --- the host's times
 
-// The time that an operator takes more if an EffectJournal sees the operator: a step under a plan is seen as well.
-double seconds_of_seam() {
-  static const double seconds = [] {
-    constexpr int kTimes = 5, kOperators = 256;
-    const c10::NoGradGuard no_grad;
-    const at::Tensor x = at::ones({4}, at::kCPU);
-    detail::EffectJournal journal;
-    const auto least = [&](const auto& scope) {
-      double found = std::numeric_limits<double>::infinity();
-      for (int i = 0; i < kTimes; ++i) {
-        detail::OperatorClock clock(c10::kCPU);
-        [[maybe_unused]] const auto of_scope = scope();
-        const auto began = clock.mark();
-        for (int k = 0; k < kOperators; ++k) {
-          x.neg();
-        }
-        found = std::min(found, clock.host_seconds({began, clock.mark()}));
-      }
-      return found;
-    };
-    journal.begin();
-    const double seen = least([&] { return std::make_unique<detail::EffectJournal::Run>(journal); });
-    return std::max(0.0, seen - least([] { return 0; })) / kOperators;
+// What an operator and its derivative take more in a step that a policy sees, on a CPU.
+struct SecondsOfOperator {
+  double journal;  // seen by an EffectJournal
+  double tape;     // seen by the tape of a plan
+};
+
+template <class Scope>
+double seconds_of_chain(const Scope& scope) {
+  const at::Tensor weight = at::ones({4}, at::kCPU).requires_grad_();
+  detail::OperatorClock clock(c10::kCPU);
+  const auto began = clock.mark();
+  at::Tensor x = weight;
+  {
+    [[maybe_unused]] const auto seen = scope();
+    for (int i = 0; i < kChain / 2; ++i) {
+      x = (x * weight).sin();
+    }
+  }
+  detail::go_backward(x.sum());
+  return clock.host_seconds({began, clock.mark()});
+}
+
+// Measured once in a process.
+const SecondsOfOperator& seconds_of_operator() {
+  static const SecondsOfOperator found = [] {
+    constexpr int kTimes = 5;
+    const c10::AutoGradMode has_gradients(true);
+    const detail::Aside none_of_the_step;
+    double plain = std::numeric_limits<double>::infinity(), journal = plain, tape = plain;
+    detail::EffectJournal unchanged;
+    unchanged.begin();
+    for (int i = 0; i < kTimes; ++i) {
+      plain = std::min(plain, seconds_of_chain([] { return 0; }));
+      journal = std::min(
+          journal, seconds_of_chain([&] { return std::make_unique<detail::EffectJournal::Run>(unchanged); }));
+      tape = std::min(tape, seconds_of_chain([] {
+        const auto one = std::make_shared<OpTape>(nullptr);
+        return std::pair(std::make_unique<detail::PolicyScope>(one), std::make_unique<detail::OperatorScope>(*one));
+      }));
+    }
+    return SecondsOfOperator{std::max(0.0, journal - plain) / kChain, std::max(0.0, tape - plain) / kChain};
   }();
-  return seconds;
+  return found;
 }
 
 double sum_of(const std::vector<double>& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
@@ -212,27 +233,14 @@ void visit_seconds(plan::Profile& profile, const F& f) {
   }
 }
 
-// A step without a recording, and the same under a tape that drops nothing.
-struct HostRuns {
-  double plain = std::numeric_limits<double>::infinity();
-  double under_tape = std::numeric_limits<double>::infinity();
-};
-
-HostRuns run_unrecorded(ToProfile& step, c10::Device device, const plan::Profile& profile) {
-  constexpr double kShort = 0.05;  // seconds of a pair of runs that is made twice
-  const plan::Stays stays = plan::keep_all(profile);
-  const auto schedule = std::make_shared<const detail::TapeSchedule>(
-      detail::make_schedule(profile, stays, plan::Simulator(profile).run(stays)));
-  const auto seconds = [&](Schedule of_tape) {
-    return detail::time_step(step.forward_and_loss, std::move(of_tape), device, step.journal,
-                             {.memory = step.options.memory});
+double least_unrecorded(ToProfile& step, c10::Device device, const Schedule& schedule) {
+  constexpr double kShort = 0.05;  // seconds of a run that is made twice
+  const auto run = [&] {
+    return detail::time_step(step.forward_and_loss, schedule, device, step.journal,
+                             {.memory = schedule ? Bytes::unlimited() : step.options.memory});
   };
-  HostRuns least;
-  for (int i = 0; i < 2 && (i == 0 || least.plain + least.under_tape < kShort); ++i) {
-    least.under_tape = std::min(least.under_tape, seconds(schedule));
-    least.plain = std::min(least.plain, seconds(nullptr));
-  }
-  return least;
+  const double first = run();
+  return first < kShort ? std::min(first, run()) : first;
 }
 
 // Makes the profile's seconds those of a step without a recording.
@@ -240,33 +248,34 @@ HostRuns run_unrecorded(ToProfile& step, c10::Device device, const plan::Profile
 // Problem: a recording takes longer than many an operator, and is no part of a step, with or without a plan. Operators
 // are timed one by one; the time between operators has the recording in it.
 //
-// Choice: if the time between operators matters, the step runs without a recording. The rest beside the operators is
-// the host's, at most the time measured between operators. A run under a tape shows the tape's time in the same way. If
-// the device waits for the host most of the time, a replay takes the host's time, not the device's.
-void take_host_times(ToProfile& step, c10::Device device, ProfiledStep& found) {
+// Choice: if the time between operators matters, the step runs again, under the same schedule or plainly, without a
+// recording. The rest beside operators and replays is the host's, at most the time measured between operators. If the
+// device waits for the host most of the time, a replay takes the host's time, not the device's.
+void take_host_times(ToProfile& step, c10::Device device, const Schedule& schedule, ProfiledStep& found) {
   constexpr double kMatters = 0.02;
   plan::Profile& profile = found.profile;
   double operators = 0;
   visit_seconds(profile, [&](double& seconds, size_t) { operators += seconds; });
-  const double gaps = found.host.gaps;
-  const bool matters = device.is_cpu() ? gaps > kMatters * operators : gaps + sum_of(found.host.seconds) > operators;
-  profile.host_seconds = device.is_cpu() ? gaps : 0;
-  if (!matters || step.options.only_so) {
+  const bool is_cpu = device.is_cpu();
+  const double gaps = found.host.gaps, of_host = gaps + sum_of(found.host.seconds);
+  profile.host_seconds = is_cpu ? gaps : 0;
+  if (step.options.only_so || (is_cpu ? gaps <= kMatters * operators : of_host <= operators)) {
     return;
   }
-  const HostRuns runs = run_unrecorded(step, device, profile);
-  const double seen = device.is_cpu() ? seconds_of_seam() * static_cast<double>(profile.operators.size()) : 0;
-  const double plain = std::max(0.0, runs.plain - seen);
-  if (!device.is_cpu() && detail::is_bound_by_host(operators, plain)) {
+  const auto count = static_cast<double>(profile.operators.size());
+  const double tape = seconds_of_operator().tape * count;
+  const double seen = !is_cpu ? 0 : schedule ? tape : seconds_of_operator().journal * count;
+  const double plain = std::max(0.0, least_unrecorded(step, device, schedule) - found.host.replays - seen);
+  const bool is_bound = is_cpu || detail::is_bound_by_host(operators, plain);
+  if (is_bound && !is_cpu) {
     visit_seconds(profile, [&](double& seconds, size_t i) { seconds = found.host.seconds[i]; });
     operators = sum_of(found.host.seconds);
   }
   if (operators > plain) {
     visit_seconds(profile, [&](double& seconds, size_t) { seconds *= plain / operators; });
   }
-  const double most = device.is_cpu() ? gaps : std::numeric_limits<double>::infinity();
-  profile.host_seconds = std::clamp(plain - operators, 0.0, most);
-  profile.tape_seconds = std::clamp(runs.under_tape - runs.plain, 0.0, most) + seen;
+  profile.host_seconds = std::clamp(plain - operators, 0.0, is_cpu ? gaps : plain);
+  profile.tape_seconds = is_bound ? tape : 0;
 }
 
 // --- steps that do not fit plainly
@@ -451,6 +460,7 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
       if (found) {
         plan::take_least_times(one.profile, found->profile);
         one.host.gaps = std::min(one.host.gaps, found->host.gaps);
+        one.host.replays = std::min(one.host.replays, found->host.replays);
       }
       found = std::move(one);
       ++runs;
@@ -474,10 +484,8 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
   if (const plan::Profile* known = step.options.host_of; known != nullptr) {
     found->profile.host_seconds = known->host_seconds;
     found->profile.tape_seconds = known->tape_seconds;
-  } else if (schedule == nullptr) {
-    take_host_times(step, device, *found);
-  } else if (device.is_cpu()) {
-    found->profile.host_seconds = found->host.gaps;  // with the tape
+  } else {
+    take_host_times(step, device, schedule, *found);
   }
   return std::move(*found);
 }

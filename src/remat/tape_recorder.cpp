@@ -325,6 +325,9 @@ void TapeRecorder::fill_in_times() {
   for (const OperatorClock::Span& span : spans) {
     host_.seconds.push_back(clock_.host_seconds(span));
   }
+  for (const OperatorClock::Span& replay : replays_) {
+    host_.replays += clock_.host_seconds(replay);
+  }
   std::vector<double> gaps;
   for (const OperatorClock::Span& gap : gaps_) {
     gaps.push_back(clock_.host_seconds(gap));

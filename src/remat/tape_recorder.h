@@ -43,6 +43,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   /// The host's times in the recorded step, after stop(), which the profile does not have yet.
   struct HostTimes {
     std::vector<double> seconds = {};  ///< of the profile's operators, and then of the backward steps
+    double replays = 0;                ///< of operators that ran again
     double gaps = 0;                   ///< between the operators of the forward pass: of the recording, too
   };
   const HostTimes& host_times() const { return host_; }
@@ -83,8 +84,12 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void before_replay() override {
     place_ = Place::Replay;
     gap_began_.reset();
+    replays_.push_back({clock_.mark(), 0});
   }
-  void after_replay() override { place_ = Place::Between; }
+  void after_replay() override {
+    place_ = Place::Between;
+    replays_.back().second = clock_.mark();
+  }
 
   void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override;
   void on_free(c10::Device device, const void* data, int64_t bytes) noexcept override;
@@ -107,6 +112,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   OperatorClock clock_;
   std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of the profile's operators and backward steps
   std::vector<OperatorClock::Span> gaps_;  // between operators of the forward pass, without replays
+  std::vector<OperatorClock::Span> replays_;
   std::atomic<Place> place_{Place::Between};
   int64_t level_ = 0, high_ = 0;  // since the last event, or of the operator under way
   struct Own {
