@@ -210,7 +210,7 @@ const SecondsOfOperator& seconds_of_operator() {
       journal = std::min(
           journal, seconds_of_chain([&] { return std::make_unique<detail::EffectJournal::Run>(unchanged); }));
       tape = std::min(tape, seconds_of_chain([] {
-        const auto one = std::make_shared<OpTape>(nullptr);
+        const auto one = std::make_shared<OpTape>(Schedule());
         return std::pair(std::make_unique<detail::PolicyScope>(one), std::make_unique<detail::OperatorScope>(*one));
       }));
     }
