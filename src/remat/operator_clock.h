@@ -17,8 +17,8 @@
 
 namespace snug::detail {
 
-/// Whether the host sets the pace: the device works in less than half of the time of the step. `device_seconds`: time of
-/// the operators on the device. `step_seconds`: time of the step without any recording. If the host sets the pace, a
+/// Whether the host sets the pace: the device works in less than half of the time of the step. `device_seconds`: time
+/// of the operators on the device. `step_seconds`: time of the step without any recording. If the host sets the pace, a
 /// plan that saves work of the device saves no time.
 bool is_bound_by_host(double device_seconds, double step_seconds);
 
@@ -27,8 +27,8 @@ bool is_bound_by_host(double device_seconds, double step_seconds);
 using HostClock = double (*)();
 HostClock set_host_clock(HostClock clock);
 
-/// Sets the function that gives the current stream of the current device some milliseconds of work without memory. Null,
-/// as for devices without such work: spans that find the device idle last as long as the host's call.
+/// Sets the function that gives the current stream of the current device some milliseconds of work without memory.
+/// Null, as for devices without such work: spans that find the device idle last as long as the host's call.
 using DeviceSleep = void (*)();
 void set_device_sleep(DeviceSleep sleep);
 

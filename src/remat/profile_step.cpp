@@ -67,7 +67,7 @@ using detail::ProfiledStep;
 using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
 constexpr size_t kLeastRuns = 2;             // the first run is cold
-constexpr int kChain = 256;  // operators that are timed with and without a tape
+constexpr int kChain = 256;                  // operators that are timed with and without a tape
 constexpr size_t kOperatorsToTime = 10'000;  // in all runs together: enough for medians of alike operators
 
 // The profiled step, over all runs.
@@ -207,12 +207,13 @@ const SecondsOfOperator& seconds_of_operator() {
     unchanged.begin();
     for (int i = 0; i < kTimes; ++i) {
       plain = std::min(plain, seconds_of_chain([] { return 0; }));
-      journal = std::min(
-          journal, seconds_of_chain([&] { return std::make_unique<detail::EffectJournal::Run>(unchanged); }));
+      journal =
+          std::min(journal, seconds_of_chain([&] { return std::make_unique<detail::EffectJournal::Run>(unchanged); }));
       tape = std::min(tape, seconds_of_chain([] {
-        const auto one = std::make_shared<OpTape>(Schedule());
-        return std::pair(std::make_unique<detail::PolicyScope>(one), std::make_unique<detail::OperatorScope>(*one));
-      }));
+                        const auto one = std::make_shared<OpTape>(Schedule());
+                        return std::pair(std::make_unique<detail::PolicyScope>(one),
+                                         std::make_unique<detail::OperatorScope>(*one));
+                      }));
     }
     return SecondsOfOperator{std::max(0.0, journal - plain) / kChain, std::max(0.0, tape - plain) / kChain};
   }();

@@ -82,8 +82,7 @@ double run_step(const TriedStep& step, EffectJournal& journal, const RecordedSte
   const at::Tensor loss = run_forward(step);
   const OperatorClock::Span forward = {began, clock.mark()};
   if (step.tape != nullptr && step.tape->missed_operators()) {
-    throw ConfigError(
-        fmt::format("Planning: {}; keep that library's modes out of the step", step.tape->deviation()));
+    throw ConfigError(fmt::format("Planning: {}; keep that library's modes out of the step", step.tape->deviation()));
   }
   if (step.tape != nullptr) {
     step.tape->close();

@@ -425,7 +425,8 @@ void StepTrials::run_predicted(const StepToPlan& step, int64_t items) {
     if (!is_plain(*plan)) {
       under = PlanContent::make_plan(simulator, *plan);
     }
-    if (try_one(step, items, {.plan = under ? &*under : nullptr, .host_of = &predicted.profile, .only_so = true, .runs = 1})) {
+    if (try_one(step, items,
+                {.plan = under ? &*under : nullptr, .host_of = &predicted.profile, .only_so = true, .runs = 1})) {
       const Tried& tried = tried_.at(items);
       if (tried.verified && tried.search().simulator.run(*tried.verified).peak_bytes <= room(items)) {
         tried.search().solver.accept(*tried.verified, room(items));

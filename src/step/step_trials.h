@@ -115,7 +115,7 @@ class StepTrials {
     bool is_last_resort = false;
     const ActivationPlan* plan = nullptr;  // null: runs are plain
     const plan::Profile* host_of = nullptr;
-    bool only_so = false;                  // if a run does not fit, nothing else is tried, and people are not told
+    bool only_so = false;  // if a run does not fit, nothing else is tried, and people are not told
     size_t runs = 2;
   };
 
