@@ -234,6 +234,12 @@ void visit_seconds(plan::Profile& profile, const F& f) {
   }
 }
 
+Schedule schedule_that_keeps_all(const plan::Profile& profile) {
+  const plan::Stays stays = plan::keep_all(profile);
+  return std::make_shared<const detail::TapeSchedule>(
+      detail::make_schedule(profile, stays, plan::Simulator(profile).run(stays)));
+}
+
 double least_unrecorded(ToProfile& step, c10::Device device, const Schedule& schedule) {
   constexpr double kEnough = 0.03;  // seconds of all runs together
   constexpr int kMostRuns = 10;
@@ -266,10 +272,16 @@ void take_host_times(ToProfile& step, c10::Device device, const Schedule& schedu
   if (step.options.only_so || (is_cpu ? gaps <= kMatters * operators : of_host <= operators)) {
     return;
   }
+  const SecondsOfOperator of_operator = is_cpu ? seconds_of_operator() : SecondsOfOperator{0, 0};
   const auto count = static_cast<double>(profile.operators.size());
-  const double tape = seconds_of_operator().tape * count;
-  const double seen = !is_cpu ? 0 : schedule ? tape : seconds_of_operator().journal * count;
-  const double plain = std::max(0.0, least_unrecorded(step, device, schedule) - found.host.replays - seen);
+  const double seen = (schedule ? of_operator.tape : of_operator.journal) * count;
+  const double step_seconds = least_unrecorded(step, device, schedule);
+  const double plain = std::max(0.0, step_seconds - found.host.replays - seen);
+  double tape = of_operator.tape * count;
+  if (is_cpu && !schedule) {  // the tape of this step, not of a chain
+    const double under_tape = least_unrecorded(step, device, schedule_that_keeps_all(profile));
+    tape = std::max(tape, std::clamp(under_tape - step_seconds, 0.0, gaps) + seen);
+  }
   const bool is_bound = is_cpu || detail::is_bound_by_host(operators, plain);
   if (is_bound && !is_cpu) {
     visit_seconds(profile, [&](double& seconds, size_t i) { seconds = found.host.seconds[i]; });

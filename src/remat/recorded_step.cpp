@@ -113,7 +113,9 @@ double run_step(const TriedStep& step, EffectJournal& journal, const RecordedSte
     });
     go_backward(loss);
   }
-  wait_for_device();
+  if (step.recorder == nullptr) {  // a recorder's last span is the host's alone
+    wait_for_device();
+  }
   const OperatorClock::Span backward = {back, clock.mark()};
   if (step.tape != nullptr) {
     step.tape->backward_is_over();
