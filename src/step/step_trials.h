@@ -110,7 +110,8 @@ class StepTrials {
     int64_t slices = 1;
     bool is_last_resort = false;
     const ActivationPlan* plan = nullptr;  // null: runs are plain
-    bool only_so = false;                  // if a run does not fit, nothing else is tried, and people are not told
+    const plan::Profile* host_of = nullptr;
+    bool only_so = false;  // if a run does not fit, nothing else is tried, and people are not told
     size_t runs = 2;
   };
 

@@ -28,9 +28,11 @@ using ::testing::AllOf;
 using testing::clones_of;
 using testing::error_of;
 using testing::expect_same;
+using ::testing::Ge;
 using testing::gradients_of;
 using ::testing::HasSubstr;
 using testing::kSearch;
+using ::testing::Le;
 using testing::number_of_models;
 using testing::OneThread;
 using testing::Outcome;
@@ -409,8 +411,8 @@ TEST(PlanActivations, WritesAPlanThatReadsBackAndExplainsItself) {
   EXPECT_THAT(error_of<ConfigError>([] { ActivationPlan::from_json("{}"); }), HasSubstr("no plan"));
 }
 
-// The first run is cold, and of so many operators many are alike.
-TEST(ProfileStep, RunsThreeTimesOrTwiceWhereThereAreThousandsOfOperators) {
+// The first run is cold, and of so many operators many are alike. Two to twenty runs without a recording follow.
+TEST(ProfileStep, RecordsThreeTimesOrTwiceWhereThereAreThousandsOfOperators) {
   const auto runs_of = [](int operators) {
     const Tensor weight = torch::rand({4}, torch::requires_grad());
     int runs = 0;
@@ -424,9 +426,9 @@ TEST(ProfileStep, RunsThreeTimesOrTwiceWhereThereAreThousandsOfOperators) {
     });
     return runs;
   };
-  EXPECT_EQ(runs_of(10), 3);
-  EXPECT_EQ(runs_of(6'000), 2);
-  EXPECT_EQ(runs_of(12'000), 2);
+  EXPECT_THAT(runs_of(10), AllOf(Ge(3 + 2), Le(3 + 20)));
+  EXPECT_THAT(runs_of(6'000), AllOf(Ge(2 + 2), Le(2 + 20)));
+  EXPECT_THAT(runs_of(12'000), AllOf(Ge(2 + 2), Le(2 + 20)));
 }
 
 TEST(PlanActivations, SaysWhatWouldDoAndRefusesWhatHasNoLoss) {
