@@ -93,6 +93,7 @@ class AutoCheckpoint:
             return
         if not torch.is_grad_enabled() or not any(p.requires_grad for p in model.parameters()):
             return
+        torch.clear_autocast_cache()  # which holds the casts of calls before; every call is planned to cast weights
         _of_thread.call = call = _Call(self, model, args, kwargs)
         try:
             call.planned = self._planned(call)
