@@ -265,6 +265,8 @@ class AutoCheckpoint(unittest.TestCase):
         self.assertLessEqual(level + meter.report().peak_bytes, least)
         with self.assertRaisesRegex(ValueError, "12 apples"):
             snug.auto_checkpoint(model, memory_budget="12 apples")
+        with self.assertRaisesRegex(snug.ConfigError, "a function is no torch.nn.Module"):
+            snug.auto_checkpoint(lambda x: x, memory_budget="1GiB")
 
     def test_leaves_a_model_as_it_was(self):
         model, (x, *_) = made()
