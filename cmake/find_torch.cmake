@@ -166,8 +166,18 @@ if(SNUG_TORCH_CUDA)
        "-Wl,--push-state,--no-as-needed,${SNUG_TORCH_LIB_DIR}/libtorch_cuda.so,--pop-state" snug::torch_lib_c10_cuda)
   # CUDA's headers come with the wheel's own packages or with a toolkit.
   file(GLOB _snug_cuda_wheels "${SNUG_TORCH_ROOT}/../nvidia/*/include")
-  find_path(SNUG_CUDA_INCLUDE_DIR cuda_runtime_api.h HINTS ${_snug_cuda_wheels} ENV CUDA_HOME ENV CUDA_PATH
-            PATHS /usr/local/cuda PATH_SUFFIXES include NO_CACHE)
+  foreach(_snug_header IN ITEMS cuda_runtime_api.h crt/host_config.h)
+    unset(_snug_folder)
+    find_path(_snug_folder ${_snug_header} HINTS ${_snug_cuda_wheels} ENV CUDA_HOME ENV CUDA_PATH
+              PATHS /usr/local/cuda PATH_SUFFIXES include NO_CACHE)
+    if(NOT _snug_folder)
+      message(STATUS "CUDA's headers are left out: no ${_snug_header}. A toolkit has it, and PyPI's nvidia-cuda-crt in the version of nvidia-cuda-runtime")
+      set(SNUG_CUDA_INCLUDE_DIR)
+      break()
+    endif()
+    list(APPEND SNUG_CUDA_INCLUDE_DIR "${_snug_folder}")
+  endforeach()
+  list(REMOVE_DUPLICATES SNUG_CUDA_INCLUDE_DIR)
 endif()
 
 add_library(snug::torch INTERFACE IMPORTED GLOBAL)

@@ -5,8 +5,8 @@ if(SNUG_TORCH_ERROR)
   message(FATAL_ERROR "${SNUG_TORCH_ERROR}")
 endif()
 # Whether C++ and the Python of script/setup have one LibTorch.
-file(REAL_PATH "${SNUG_TORCH_ROOT}" torch_path)
-file(REAL_PATH "${SNUG_VENV}" venv_path)
+get_filename_component(torch_path "${SNUG_TORCH_ROOT}" REALPATH)
+get_filename_component(venv_path "${SNUG_VENV}" REALPATH)
 cmake_path(IS_PREFIX venv_path "${torch_path}" SNUG_TORCH_IS_OF_VENV)
 message(STATUS "LibTorch ${SNUG_TORCH_VERSION} (CUDA: ${SNUG_TORCH_CUDA}): ${SNUG_TORCH_ROOT}")
 

@@ -50,6 +50,8 @@ def auto_checkpoint(model: Model, memory_budget: int | str) -> Model:
     Raises from the call of the model: BudgetExceeded where no plan fits, whose smallest_feasible is the memory_budget
     that this step would need; ConfigError as snug.plan does, and for outputs without a tensor that requires a gradient.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"auto_checkpoint: a {type(model).__name__} is no torch.nn.Module; give the model that the loop calls")
     before = vars(model).get("auto_checkpoint")
     if isinstance(before, AutoCheckpoint):
         before.remove()
@@ -93,6 +95,7 @@ class AutoCheckpoint:
             return
         if not torch.is_grad_enabled() or not any(p.requires_grad for p in model.parameters()):
             return
+        torch.clear_autocast_cache()  # which holds the casts of calls before; every call is planned to cast weights
         _of_thread.call = call = _Call(self, model, args, kwargs)
         try:
             call.planned = self._planned(call)

@@ -160,6 +160,24 @@ class AutoCheckpoint(unittest.TestCase):
 
         self.check(model, batches, share=0.7, loss_of=loss_of)
 
+    def test_casts_weights_in_each_call_of_a_region_of_autocast(self):
+        def trained_in_one_region(model, batches):
+            with torch.autocast("cpu", torch.bfloat16):
+                return trained(model, batches, accumulate=len(batches))
+
+        model, batches = made(items=1024)
+        plain, peak, most = trained_in_one_region(copy.deepcopy(model), batches)
+        gc.collect()
+        budget = peak - (most - sum(p.nbytes for p in model.parameters())) // 3
+        snug.auto_checkpoint(model, memory_budget=budget)
+        with Choices() as choices, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            planned, planned_peak, _ = trained_in_one_region(model, batches)
+        self.assertSameBits(plain, planned)
+        self.assertLessEqual(planned_peak, budget)
+        self.assertEqual(choices.count, 2)
+        self.assertGreater(model.auto_checkpoint.plan.replayed_operators, 0)
+
     def test_goes_backward_to_what_is_before_the_model(self):
         _, batches = made()
         model, before = Mlp(layers=8), nn.Linear(64, 64)
@@ -247,6 +265,8 @@ class AutoCheckpoint(unittest.TestCase):
         self.assertLessEqual(level + meter.report().peak_bytes, least)
         with self.assertRaisesRegex(ValueError, "12 apples"):
             snug.auto_checkpoint(model, memory_budget="12 apples")
+        with self.assertRaisesRegex(snug.ConfigError, "a function is no torch.nn.Module"):
+            snug.auto_checkpoint(lambda x: x, memory_budget="1GiB")
 
     def test_leaves_a_model_as_it_was(self):
         model, (x, *_) = made()

@@ -30,6 +30,9 @@ def main():
         subprocess.run([*configure, "-B", pathlib.Path(folder, "build")], check=True, stdout=subprocess.DEVNULL)
         refused = subprocess.run([*configure, "-B", pathlib.Path(folder, "refused"), "-DPython_INCLUDE_DIR=/nowhere"], text=True, capture_output=True)
         assert refused.returncode != 0 and "needs Python's headers" in " ".join(refused.stderr.split()), refused.stderr
+        told = subprocess.run([sys.executable, "setup.py", "-q", "build_ext"], cwd=unpacked.parent, text=True, capture_output=True,
+                              env={**os.environ, "PATH": "/nowhere"}).stderr.splitlines()[-1]
+        assert told.startswith("snug: missing") and told.endswith("a C++20 compiler (Debian: apt-get install g++)"), told
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
         subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, sdist], check=True,
                        env={**os.environ, "SNUG_BUILD_DIR": str(build)})
