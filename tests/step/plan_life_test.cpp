@@ -185,7 +185,7 @@ void expect_no_plans_later(double share, int64_t micro_batch, const std::functio
   const auto budget =
       first.peak_bytes - static_cast<int64_t>((1 - share) * static_cast<double>(first.activation_peak_bytes));
   Stepper stepper(*planned, optimizer, {.micro_batch = micro_batch, .budget = {.memory = Bytes(budget)}});
-  constexpr int kSteps = 120, kFirst = 20;
+  constexpr int kSteps = 60, kFirst = 20;
   int made_again = 0;
   for (int step = 0; step < kSteps; ++step) {
     if (step > 0) {
