@@ -125,19 +125,21 @@ void charge(int64_t bytes) {
   Counters& c = counters();
   TORCH_CHECK_WITH(OutOfMemoryError, !is_the_one_to_fail(c.countdown),
                    "snug: this allocation was made to fail by a test");
-  int64_t live = c.live.fetch_add(bytes) + bytes;
   const int64_t limit = c.limit.load(std::memory_order_relaxed);
-  while (live > limit && evict(kCpu, live - limit)) {
-    live = c.live.load();
-  }
-  if (live > limit) {
+  for (;;) {
+    const int64_t live = c.live.fetch_add(bytes) + bytes;
+    if (live <= limit) {
+      make_way(live);
+      return;
+    }
     c.live.fetch_sub(bytes);
-    tell(kCpu, [&](MemoryObserver& observer) { observer.on_refused(bytes); });
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "MemoryLimit: an allocation of ", Bytes(bytes).str(),
-                     " on cpu would make ", Bytes(live).str(), " of live tensor memory; the limit is ",
-                     Bytes(limit).str(), "; raise it, or keep less alive at once");
+    if (!evict(kCpu, live - limit)) {
+      tell(kCpu, [&](MemoryObserver& observer) { observer.on_refused(bytes); });
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "MemoryLimit: an allocation of ", Bytes(bytes).str(),
+                       " on cpu would make ", Bytes(live).str(), " of live tensor memory; the limit is ",
+                       Bytes(limit).str(), "; raise it, or keep less alive at once");
+    }
   }
-  make_way(live);
 }
 
 // Gives up all kept blocks before reporting that memory is out.

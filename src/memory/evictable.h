@@ -17,7 +17,8 @@ class Evictable {
   virtual int64_t evict(c10::Device device, int64_t bytes) = 0;
 };
 
-/// From now on, allocations of this thread ask `owner`, until the end of the owner.
+/// From now on, allocations of this thread ask `owner`, until the end of the owner. Allocations of other threads do
+/// not, such as those of autograd's own threads for a device.
 void add_evictable(std::weak_ptr<Evictable> owner);
 
 /// Asks the owners of this thread for room. False: nothing was released.

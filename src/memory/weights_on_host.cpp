@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/module.h>
 
 #include "snug/core.h"
@@ -51,6 +52,9 @@ void move_with_weights_on_host(torch::nn::Module& model, c10::Device device) {
     throw ConfigError(
         "move_with_weights_on_host: the device is the CPU, whose weights are in the host's memory anyway; for weights in "
         "files make the model under TensorsInFile");
+  }
+  if (!device.has_index()) {
+    device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
   }
   const at::NoGradGuard no_grad;
   const auto move = [&](const at::Tensor& tensor, bool may_stay) {

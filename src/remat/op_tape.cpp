@@ -59,6 +59,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   lock.lock();
   if (call.random.is_noted) {
     record.drew_from = call.random.before;
+    record.is_safe = true;
     record.is_replayable = record.is_replayable && record.drew_from.defined() && draws_the_same_again(call.op);
   }
   if (generators && !generators->is_current()) {
@@ -87,8 +88,13 @@ void OpTape::unseen_write(const at::Tensor& tensor) {
 
 void OpTape::before_unseen_write(const at::Tensor& tensor) {
   const std::lock_guard lock(state_->mutex);
-  if (state_->region && !state_->is_closed) {
+  if (state_->is_closed) {
+    return;
+  }
+  if (state_->region) {
     storages_->copy_before_write(tensor);
+  } else if (const std::optional<int> known = storages_->known_number_of(tensor)) {
+    replays_.keep_evicted_before_write(*known);
   }
 }
 
@@ -102,7 +108,11 @@ void OpTape::was_switched_off() {
 }
 
 int64_t OpTape::evict(c10::Device device, int64_t bytes) {
-  const std::lock_guard lock(state_->mutex);
+  // Another thread that uses the tape may want a lock that this thread has, such as Python's.
+  const std::unique_lock lock(state_->mutex, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    return 0;
+  }
   const bool is_trial = state_->has_listener() || state_->verifies;
   const TapeSchedule* schedule = state_->cursor.schedule();
   return is_trial || schedule == nullptr || schedule->device != device ? 0 : replays_.evict(bytes);

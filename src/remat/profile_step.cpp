@@ -501,7 +501,13 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
     found->profile.host_seconds = known->host_seconds;
     found->profile.tape_seconds = known->tape_seconds;
   } else {
-    take_host_times(step, device, schedule, *found);
+    try {
+      take_host_times(step, device, schedule, *found);
+    } catch (const std::exception& error) {  // the recorded times stay
+      if (!is_out_of_memory(error)) {
+        throw;
+      }
+    }
   }
   return std::move(*found);
 }

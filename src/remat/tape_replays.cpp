@@ -86,7 +86,9 @@ class TapeReplays::Replay {
   int64_t evict(int64_t bytes) {
     int64_t released = 0;
     for (const plan::MadeAgain& one : found_.made) {
-      if (released < bytes && one.last < now_ && one.storage != target_ && made_.erase(one.storage) > 0) {
+      if (released < bytes && one.last < now_ && one.storage != target_ && made_.contains(one.storage) &&
+          replays_.secure(one.storage)) {
+        made_.erase(one.storage);
         released += storages_.at(one.storage).bytes;
       }
     }
@@ -111,7 +113,8 @@ class TapeReplays::Replay {
   int maker(plan::Value value) const {
     const TapeStorage& storage = storages_.at(value.storage);
     const int op = storage.producers[static_cast<size_t>(value.version)];
-    const bool can_be = op >= 0 && !storage.is_pinned && replays_.at(op).is_replayable;
+    const bool is_source = storage.is_source && !replays_.state_.region;  // see secure()
+    const bool can_be = op >= 0 && !storage.is_pinned && !is_source && replays_.at(op).is_replayable;
     return can_be ? op : -1;
   }
   std::span<const plan::Value> needs(int op) const { return replays_.at(op).needs; }
@@ -261,8 +264,9 @@ void TapeReplays::judge_all_again() {
   const auto is_there = [&](plan::Value value) {
     const TapeStorage& s = storages_.at(value.storage);
     return s.is_external() ? value.version == s.last_version() && !s.has_changed_unseen()
-                           : s.is_rebuildable || s.claimed || s.holding.is_away() || s.slots > 0;
+                           : s.is_rebuildable || s.claimed || s.holding.is_away() || (s.slots > 0 && !s.is_evicted);
   };
+  forget_secured();
   for (const TapeOperator& op : operators_) {
     const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), is_there);
     for (const plan::Value& value : op.writes) {
@@ -297,9 +301,14 @@ int64_t TapeReplays::evict(int64_t bytes) {
 }
 
 // Whether the storage can be made again whatever the tape drops later. Then the tape holds all that cannot be made
-// again and that the storage is made from. Operators of other libraries do not count: the trial of the plan has not
-// shown that the operators compute the same again.
+// again and that the storage is made from. The trial of the plan has not shown that values come back with the same
+// bits, so the rule is the rule of a region (tape_region.cpp): LibTorch's operators of the graph run again, and
+// operators that draw. All other values that the storage is made from are held.
 bool TapeReplays::secure(int storage) {
+  if (is_insecure_.contains(storage)) {
+    return false;
+  }
+  is_secured_.resize(operators_.size(), false);
   std::vector<plan::Value> pending{{storage, storages_.at(storage).last_version()}};
   std::vector<int> sources;
   std::set<int> run;
@@ -309,9 +318,11 @@ bool TapeReplays::secure(int storage) {
     const TapeStorage& s = storages_.at(value.storage);
     const bool is_latest = value.version == s.last_version();
     const int op = s.producers[plan::at(value.version)];
-    const bool can_run = !s.is_external() && s.is_rebuildable && op >= 0 && at(op).is_replayable &&
+    const TapeSchedule::Made* due = op >= 0 ? state_.cursor.due(op) : nullptr;
+    const bool can_run = !s.is_external() && s.is_rebuildable && !s.is_source && op >= 0 && op < next() &&
+                         at(op).is_replayable && at(op).is_safe && (due == nullptr || due->is_replayable) &&
                          at(op).op.schema().name().starts_with("aten::");
-    if (can_run && plan::at(op) < is_secured_.size() && is_secured_[plan::at(op)]) {
+    if (can_run && is_secured_[plan::at(op)]) {
       continue;
     }
     if (can_run && run.insert(op).second) {
@@ -320,6 +331,7 @@ bool TapeReplays::secure(int storage) {
     } else if (!can_run) {
       const bool is_there = s.is_external() ? !s.has_changed_unseen() : storages_.find(value.storage).operator bool();
       if (value.storage == storage || !is_latest || !is_there) {
+        is_insecure_.insert(storage);
         return false;
       }
       sources.push_back(value.storage);
@@ -329,7 +341,6 @@ bool TapeReplays::secure(int storage) {
     storages_.at(source).is_source = true;
     storages_.settle(source);
   }
-  is_secured_.resize(operators_.size(), false);
   for (const int op : run) {
     is_secured_[plan::at(op)] = true;
   }
@@ -349,11 +360,13 @@ void TapeReplays::note_write_through_pointer(int storage, const at::Tensor& tens
 
 void TapeReplays::note_unseen_write(int storage) {
   TapeStorage& s = storages_.at(storage);
-  const bool is_lost = s.is_external() || !s.is_rebuildable;
+  const bool is_lost = s.is_external() || !s.is_rebuildable || s.is_source;
   s.producers.push_back(-1);
   const plan::Value written{storage, s.last_version()};
   s.is_rebuildable = s.is_external();
-  const bool may_be_needed = state_.region ? std::exchange(s.is_read, false) : storages_.has_evicted();
+  const bool may_be_needed =
+      state_.region ? std::exchange(s.is_read, false) : storages_.has_evicted() && !state_.is_closed;
+  forget_secured();
   if (may_be_needed && is_lost) {
     keep_what_depends_on({storage});
   }
@@ -371,6 +384,13 @@ void TapeReplays::note_all_unseen_writes() {
     for (WriteCount& count : storages_.at(s).counts) {
       count.accept();
     }
+  }
+}
+
+void TapeReplays::keep_evicted_before_write(int storage) {
+  const TapeStorage& s = storages_.at(storage);
+  if (storages_.has_evicted() && (s.is_external() || !s.is_rebuildable || s.is_source)) {
+    keep_what_depends_on({storage});
   }
 }
 
@@ -396,6 +416,10 @@ void TapeReplays::keep_what_depends_on(const std::set<int>& lost) {
       last_chance.push_back(s);
     }
   }
+  forget_secured();
+  for (const int s : last_chance) {
+    storages_.at(s).is_rebuildable = false;  // first, so that making one storage evicts no other
+  }
   std::vector<c10::Storage> made;  // until settle() decides
   for (const int s : last_chance) {
     if (storages_.at(s).slots > 0 && !storages_.goes_away(s) && !storages_.find(s)) {
@@ -405,10 +429,7 @@ void TapeReplays::keep_what_depends_on(const std::set<int>& lost) {
       }
     }
   }
-  for (const int s : last_chance) {
-    storages_.at(s).is_rebuildable = false;
-    storages_.settle(s);
-  }
+  std::ranges::for_each(last_chance, [&](int s) { storages_.settle(s); });
 }
 
 }  // namespace snug::detail

@@ -45,6 +45,7 @@ struct TapeOperator {
   c10::SmallVector<plan::Value, 3> needs;  // values read, and for each write the version before
   c10::SmallVector<plan::Value, 3> writes;
   bool is_replayable = true;
+  bool is_safe = false;          // reads values of the graph, or draws: nobody writes the results through pointers
   at::Generator drew_from = {};  // the generator's state before the operator
 };
 
@@ -84,6 +85,8 @@ class TapeReplays {
   void note_unseen_write(int storage);
   void note_all_unseen_writes();
   void keep_what_depends_on(const std::set<int>& lost);
+  /// For memory that will be written: makes and keeps evicted storages that depend on the values.
+  void keep_evicted_before_write(int storage);
 
   // Values that come back.
   c10::Storage rebuild(int storage);  // throws CannotRebuild
@@ -109,6 +112,10 @@ class TapeReplays {
   void judge_in_region(const RunningOperator& running, int storage);
   bool stays_after_replay(int storage) const;
   bool secure(int storage);
+  void forget_secured() {
+    is_secured_.clear();
+    is_insecure_.clear();
+  }
   bool is_missing(int storage);
   std::vector<int> targets_with(int storage);
   void let_go_of_operands();
@@ -117,7 +124,9 @@ class TapeReplays {
   TapeStorages& storages_;
   std::vector<TapeOperator> operators_;
   Replay* running_ = nullptr;
-  std::vector<bool> is_secured_;  // per operator: whether secure() has made sure that the operator can run again
+  // Answers of secure() until the next write: operators that can run again, and storages that cannot be made again.
+  std::vector<bool> is_secured_;
+  std::set<int> is_insecure_;
   plan::ReplayFinder replay_finder_;
   std::shared_ptr<std::atomic<int64_t>> replayed_ = std::make_shared<std::atomic<int64_t>>(0);
   // In a region only.

@@ -35,8 +35,10 @@ namespace {
 TapeSchedule::Made made_by(const plan::Operator& op, const plan::Profile& profile) {
   const size_t dot = op.name.find('.');
   const c10::OperatorName name(op.name.substr(0, dot), dot == std::string::npos ? "" : op.name.substr(dot + 1));
-  TapeSchedule::Made made{
-      .name = op.name, .op = c10::Dispatcher::singleton().findSchema(name), .wiring = wiring_of(op.reads, op.writes)};
+  TapeSchedule::Made made{.name = op.name,
+                          .op = c10::Dispatcher::singleton().findSchema(name),
+                          .wiring = wiring_of(op.reads, op.writes),
+                          .is_replayable = op.replayable};
   for (const plan::Value& value : op.writes) {
     const plan::Storage& storage = profile.storages[static_cast<size_t>(value.storage)];
     if (value.version == 0 && storage.kind != plan::StorageKind::External) {

@@ -22,7 +22,8 @@ struct TapeSchedule {
     std::string name;
     std::optional<c10::OperatorHandle> op;  // none: nobody has registered an operator of this name
     size_t wiring;                          // hash of the operands and the written values, see wiring_of()
-    std::vector<int64_t> bytes;             // of each storage made by the operator
+    std::vector<int64_t> bytes = {};        // of each storage made by the operator
+    bool is_replayable = true;              // as the profile says, which knows what backward writes
     std::vector<int> waits_for = {};        // streamed storages that are written before the operator runs
   };
   struct ForStorage {

@@ -118,6 +118,7 @@ void TapeWriter::read_tensor(RunningOperator& running, const at::Tensor& tensor,
     record.is_replayable = false;
     return;
   }
+  record.is_safe = record.is_safe || (record.context.grad_mode && tensor.requires_grad());
   if (state_.region && !element && running.traits.reads_no_values) {
     record.arguments[argument] = shape_of(tensor);
     return;
@@ -292,7 +293,8 @@ void TapeWriter::save_from_write(const TapeOperator& record, const Tensors& writ
   }
   std::set<int> lost;
   const auto note = [&](int storage) {
-    if (storages_.at(storage).is_external() || !storages_.at(storage).is_rebuildable) {
+    const TapeStorage& s = storages_.at(storage);
+    if (s.is_external() || !s.is_rebuildable || s.is_source) {
       lost.insert(storage);
     }
   };

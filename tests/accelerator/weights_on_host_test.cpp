@@ -514,7 +514,7 @@ TEST_F(WeightsOnHost, MayNeverHaveBeenOnTheDevice) {
     nn::Sequential model = on_cpu();
     {
       const MemoryLimit small_parameters(device(), Bytes(live() + kWeight / 2));
-      move_with_weights_on_host(*model, device());
+      move_with_weights_on_host(*model, c10::Device(device().type()));
     }
     EXPECT_THAT(testing::error_of<c10::Error>([&] { (void)model->parameters()[2].cpu(); }), HasSubstr("Stepper"));
     EXPECT_TRUE(train(options(budget), model) == expected);

@@ -1,5 +1,6 @@
 // Eviction: kept results that are dropped because an allocation finds no room, beyond the plan.
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 
@@ -74,7 +75,7 @@ TEST(Eviction, KeepsTheBitsOfRandomModelsAndTheLimit) {
       }
     }
   }
-  EXPECT_GT(made, tried * 8 / 10);
+  EXPECT_GT(made, tried * 7 / 10);
   EXPECT_GT(evicting, tried * 8 / 10);
 }
 
@@ -108,12 +109,87 @@ TEST(Eviction, IsUndoneBeforeAWriteThatWouldMakeItFinal) {
   EXPECT_GT(expect_plain_gradient(weight,
                                   [&] {
                                     state.copy_(first);
-                                    const Tensor product = weight * state.exp();
+                                    const Tensor sum = ((weight + state).exp() + (weight + state).sin()).sum();
                                     detail::evict(c10::kCPU, kAll);
                                     state.add_(1);
-                                    return product.sum();
+                                    detail::evict(c10::kCPU, kAll);
+                                    return sum;
                                   }),
             0);
+}
+
+// When the write comes, something must be dropped to make `a` again: not `b`, which depends on the state too.
+TEST(Eviction, IsUndoneBeforeAWriteWithoutDroppingAnother) {
+  const Tensor weight = torch::randn({64, 64}, torch::requires_grad()), state = torch::randn({64, 64});
+  const Tensor first = state.clone();
+  EXPECT_GT(expect_plain_gradient(weight,
+                                  [&] {
+                                    state.copy_(first);
+                                    const Tensor a = (weight + state).exp().sum();
+                                    detail::evict(c10::kCPU, kAll);
+                                    const Tensor b = (weight + state).sigmoid().sum(), c = weight.tanh().sum();
+                                    const MemoryLimit limit(torch::kCPU, live_bytes(torch::kCPU) + Bytes(20 << 10));
+                                    state.add_(1);
+                                    return a + b + c;
+                                  }),
+            0);
+}
+
+// A program may fill memory through a pointer; no operator tells.
+TEST(Eviction, LeavesWhatMayBeWrittenThroughPointers) {
+  const Tensor weight = torch::randn({64, 64}, torch::requires_grad());
+  for (const bool is_copy : {false, true}) {
+    const Tensor ones = torch::ones({64, 64});
+    EXPECT_GT(expect_plain_gradient(weight,
+                                    [&] {
+                                      Tensor mask = is_copy ? ones.clone() : torch::zeros({64, 64});
+                                      std::fill_n(mask.data_ptr<float>(), mask.numel(), 0.5F);
+                                      const Tensor product = weight.exp() * mask;
+                                      mask = Tensor();
+                                      detail::evict(c10::kCPU, kAll);
+                                      return product.sin().sum();
+                                    }),
+              0)
+        << "of weight.exp()";
+  }
+}
+
+// Backward writes a buffer that forward has read.
+TEST(Eviction, LeavesWhatIsMadeFromABufferThatBackwardWrites) {
+  const Tensor weight = torch::randn({64, 64}, torch::requires_grad()), buffer = torch::randn({64, 64});
+  const Tensor first = buffer.clone();
+  expect_plain_gradient(weight, [&] {
+    buffer.copy_(first);
+    const Tensor h = (weight + buffer).exp();
+    const Tensor loss = h.sin().sum();
+    loss.register_hook([&](const Tensor&) { buffer.add_(1); });
+    detail::evict(c10::kCPU, kAll);
+    return loss;
+  });
+}
+
+TEST(Eviction, ServesSeveralPassesThroughAGraph) {
+  const Tensor weight = torch::randn({64, 64}, torch::requires_grad());
+  const auto forward = [&] {
+    const Tensor loss = weight.exp().sin().tanh().sum();
+    detail::evict(c10::kCPU, kAll);
+    return loss;
+  };
+  const Simulator simulator(detail::profile_step(forward));
+  const ActivationPlan plan = *plan_of(simulator, keep_all(simulator.profile()));
+  const auto gradient = [&](bool planned) {
+    weight.mutable_grad() = Tensor();
+    std::optional<Rematerialize> scope;
+    if (planned) {
+      scope.emplace(plan);
+    }
+    const Tensor loss = forward();
+    scope.reset();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    return weight.grad().clone();
+  };
+  EXPECT_TRUE(torch::equal(gradient(true), gradient(false)));
 }
 
 // Counts its calls, so no second call computes the same.
@@ -146,7 +222,7 @@ TEST(Eviction, LeavesTheResultsOfOtherLibrariesAndWhatOnlyTheyCanMake) {
   EXPECT_EQ(result_itself, 0);
   const int64_t source_is_gone = expect_plain_gradient(weight, [&] {
     even();
-    const Tensor product = weight * call_with_count(x).exp();
+    const Tensor product = (weight + call_with_count(x)).exp();
     detail::evict(c10::kCPU, kAll);
     return product.sum();
   });
@@ -154,18 +230,19 @@ TEST(Eviction, LeavesTheResultsOfOtherLibrariesAndWhatOnlyTheyCanMake) {
   const int64_t source_is_there = expect_plain_gradient(weight, [&] {
     even();
     const Tensor source = call_with_count(x);
-    const Tensor product = weight * source.exp();
+    const Tensor sum = (weight + source).exp().sum();
     detail::evict(c10::kCPU, kAll);
-    return product.sum();
+    source.add_(1);
+    return sum;
   });
-  EXPECT_GT(source_is_there, 0) << "the tape holds the source";
+  EXPECT_GT(source_is_there, 0) << "the tape holds the source, until the write";
 }
 
 // A trial tells whether a plan computes the same, in the bytes that were predicted.
 TEST(Eviction, IsNoPartOfTrials) {
   const Tensor weight = torch::randn({64, 64}, torch::requires_grad());
   const auto forward = [&] {
-    const Tensor product = (weight * weight.exp()).sin();
+    const Tensor product = (weight * weight.exp()).exp();
     detail::evict(c10::kCPU, kAll);
     return product.sum();
   };

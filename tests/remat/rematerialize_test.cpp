@@ -411,7 +411,8 @@ TEST(PlanActivations, WritesAPlanThatReadsBackAndExplainsItself) {
   EXPECT_THAT(error_of<ConfigError>([] { ActivationPlan::from_json("{}"); }), HasSubstr("no plan"));
 }
 
-// The first run is cold, and of so many operators many are alike. Two to twenty runs without a recording follow.
+// The first run is cold, and of so many operators many are alike. At most twenty runs without a recording follow, if
+// the time between operators matters.
 TEST(ProfileStep, RecordsThreeTimesOrTwiceWhereThereAreThousandsOfOperators) {
   const auto runs_of = [](int operators) {
     const Tensor weight = torch::rand({4}, torch::requires_grad());
@@ -426,9 +427,9 @@ TEST(ProfileStep, RecordsThreeTimesOrTwiceWhereThereAreThousandsOfOperators) {
     });
     return runs;
   };
-  EXPECT_THAT(runs_of(10), AllOf(Ge(3 + 2), Le(3 + 20)));
-  EXPECT_THAT(runs_of(6'000), AllOf(Ge(2 + 2), Le(2 + 20)));
-  EXPECT_THAT(runs_of(12'000), AllOf(Ge(2 + 2), Le(2 + 20)));
+  EXPECT_THAT(runs_of(10), AllOf(Ge(3), Le(3 + 20)));
+  EXPECT_THAT(runs_of(6'000), AllOf(Ge(2), Le(2 + 20)));
+  EXPECT_THAT(runs_of(12'000), AllOf(Ge(2), Le(2 + 20)));
 }
 
 TEST(PlanActivations, SaysWhatWouldDoAndRefusesWhatHasNoLoss) {
