@@ -105,7 +105,7 @@ double lower_bound_seconds(const Simulator& simulator, int64_t budget) {
   go_through_events(
       ranked, plain.high.size(), [&](size_t i) { absent.put_in(i); }, [&](size_t i) { absent.take_out(i); },
       [&](size_t e) { most = std::max(most, absent.seconds_for(plain.high[e] - budget)); });
-  return plain.seconds + most + (most > 0 ? simulator.profile().tape_seconds : 0);
+  return plain.seconds + most;
 }
 
 int64_t lower_bound_bytes(const Simulator& simulator) {

@@ -73,9 +73,8 @@ class Checker {
   }
 
   void run() {
-    for (const double number : {profile_.host_seconds, profile_.tape_seconds}) {
-      require(std::isfinite(number) && number >= 0, "the host took {} s", number);
-    }
+    require(std::isfinite(profile_.host_seconds) && profile_.host_seconds >= 0, "the host took {} s",
+            profile_.host_seconds);
     const OffloadLink& link = profile_.link;
     for (const double number : {link.out_bytes_per_second, link.back_bytes_per_second, link.seconds}) {
       require(std::isfinite(number) && number >= 0, "the link for offloading has a speed or time of {}", number);
@@ -252,9 +251,6 @@ std::string Profile::to_json() const {
   if (host_seconds > 0) {
     json["host_seconds"] = host_seconds;
   }
-  if (tape_seconds > 0) {
-    json["tape_seconds"] = tape_seconds;
-  }
   if (link.is_open()) {
     json["link"] = {{"kind", kLinkNames[static_cast<size_t>(link.kind)]},
                     {"directory", link.directory},
@@ -270,7 +266,6 @@ Profile Profile::from_json(std::string_view text) {
     Profile profile;
     profile.device = json.value("device", profile.device);
     profile.host_seconds = json.value("host_seconds", 0.0);
-    profile.tape_seconds = json.value("tape_seconds", 0.0);
     for (const Json& s : json.at("storages")) {
       profile.storages.push_back({s.at("name").get<std::string>(), detail::whole_number<int64_t>(s.at("bytes")),
                                   read_enum<StorageKind>(kKindNames, s.at("kind"))});

@@ -99,10 +99,9 @@ struct Profile {
   std::vector<Operator> operators = {};  ///< in program order
   std::vector<BackwardStep> backward = {};
   std::vector<Event> events = {};
-  /// The rest of the step's time without a plan: what the host takes, or waits, beside the operators.
+  /// The time between the operators of the forward pass, where the host sets the pace: of the program, of LibTorch, and
+  /// of the recording, which is somewhat more than that of the tape under a plan.
   double host_seconds = 0;
-  /// The time that the tape of a plan adds to the step, beside operators that run again.
-  double tape_seconds = 0;
   OffloadLink link = {};  ///< for what a plan offloads
 
   /// Throws ConfigError that names the first event or operator that cannot have happened:

@@ -252,8 +252,7 @@ class Simulator::Run {
         }
       }
     }
-    const bool has_tape = !result_.replays.empty() || !result_.offloaded.empty();  // a step as it is has none
-    result_.seconds = seconds + profile_.host_seconds + (has_tape ? profile_.tape_seconds : 0);
+    result_.seconds = seconds + profile_.host_seconds;
   }
 
   void step(const Event& event, double& seconds) {

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <ctime>
+#include <numeric>
 
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <sys/resource.h>
 
@@ -23,24 +23,14 @@ double processor_seconds(clockid_t clock) {
 }
 
 std::atomic<HostClock> host_clock = &steady_seconds;
-std::atomic<DeviceSleep> device_sleep = nullptr;
+
+double sum(const std::vector<double>& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
 
 }  // namespace
 
-bool is_bound_by_host(double device_seconds, double step_seconds) { return 2 * device_seconds < step_seconds; }
+bool is_bound_by_host(double device_seconds, double host_seconds) { return 2 * device_seconds < host_seconds; }
 
 HostClock set_host_clock(HostClock clock) { return host_clock.exchange(clock); }
-
-void set_device_sleep(DeviceSleep sleep) { device_sleep = sleep; }
-
-OperatorClock::Mark OperatorClock::begin() {
-  const DeviceSleep sleep = device_sleep;
-  if (!device_.is_cpu() && sleep != nullptr && (events_.empty() || events_.back().query())) {
-    const c10::DeviceGuard guard(device_);
-    sleep();
-  }
-  return mark();
-}
 
 OperatorClock::Mark OperatorClock::mark() {
   if (device_.is_cpu()) {
@@ -62,11 +52,21 @@ std::vector<double> OperatorClock::finish(const std::vector<Span>& spans) {
   for (const c10::Event& event : events_) {
     event.synchronize();
   }
-  std::vector<double> seconds;
+  std::vector<double> on_host, on_device;
   for (const Span& span : spans) {
-    seconds.push_back(device_.is_cpu()
-                          ? host_seconds(span)
-                          : std::max(0.0, events_[span.first].elapsedTime(events_[span.second]) * kMillisecond));
+    on_host.push_back(host_seconds(span));
+    on_device.push_back(events_.empty()
+                            ? on_host.back()
+                            : std::max(0.0, events_[span.first].elapsedTime(events_[span.second]) * kMillisecond));
+  }
+  is_bound_by_host_ = events_.empty() || is_bound_by_host(sum(on_device), sum(on_host));
+  return is_bound_by_host_ ? on_host : on_device;
+}
+
+std::vector<double> OperatorClock::of_host(const std::vector<Span>& spans) const {
+  std::vector<double> seconds;
+  for (size_t i = 0; is_bound_by_host_ && i < spans.size(); ++i) {
+    seconds.push_back(host_seconds(spans[i]));
   }
   return seconds;
 }

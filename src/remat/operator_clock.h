@@ -4,8 +4,7 @@
 // time; if the thread waits while other threads of the process compute, as in a parallel loop, the longer of the
 // thread's own time and the others', and at most the time of the wall. If the thread waits for anything else, as for a
 // file, the time of the wall counts. Other devices only queue the work, so the time is measured between two events in
-// the queue. Between two events of an idle device, the time of the host's call would count too. So an idle device gets
-// other work first, and the operator queues up behind.
+// the queue. If the device waits for the host, the host's time counts.
 
 #include <cstddef>
 #include <thread>
@@ -17,20 +16,15 @@
 
 namespace snug::detail {
 
-/// Whether the host sets the pace: the device works in less than half of the time of the step. `device_seconds`: time
-/// of the operators on the device. `step_seconds`: time of the step without any recording. If the host sets the pace, a
-/// plan that saves work of the device saves no time.
-bool is_bound_by_host(double device_seconds, double step_seconds);
+/// Whether the host sets the pace: the device has done the work in less than half of the time that the host took to
+/// call the operators. `device_seconds`: time of the operators on the device. `host_seconds`: time of the host's calls.
+/// If the host sets the pace, a plan that saves work of the device saves no time.
+bool is_bound_by_host(double device_seconds, double host_seconds);
 
 /// Sets the host's clock for marks of devices other than the CPU, in seconds: a steady clock, or another clock for
 /// tests of a device whose time is virtual. Returns the clock before.
 using HostClock = double (*)();
 HostClock set_host_clock(HostClock clock);
-
-/// Sets the function that gives the current stream of the current device some milliseconds of work without memory.
-/// Null, as for devices without such work: spans that find the device idle last as long as the host's call.
-using DeviceSleep = void (*)();
-void set_device_sleep(DeviceSleep sleep);
 
 class OperatorClock {
  public:
@@ -42,17 +36,18 @@ class OperatorClock {
 
   /// Sets a mark on the current stream of the device. The host does not wait.
   Mark mark();
-  /// The same, at the beginning of a span of operators: an idle device gets other work before the mark.
-  Mark begin();
   using Span = std::pair<Mark, Mark>;
-  /// Waits until the device has reached every mark. Returns the seconds of each span. A span from one stream to another
-  /// stream that is behind takes no time.
+  /// Waits until the device has reached every mark. Returns the seconds of each span: the host's seconds for all spans,
+  /// if the host sets the pace. A span from one stream to another stream that is behind takes no time.
   std::vector<double> finish(const std::vector<Span>& spans);
-  /// The host's seconds of a span.
-  double host_seconds(const Span& span) const;
+  /// After finish(): the host's seconds of each span; empty, if the host did not set the pace.
+  std::vector<double> of_host(const std::vector<Span>& spans) const;
 
  private:
+  double host_seconds(const Span& span) const;
+
   c10::Device device_;
+  bool is_bound_by_host_ = false;
   struct Thread {
     std::thread::id id;
     long waits;         // how often the thread has given the processor up by itself

@@ -4,10 +4,8 @@
 #include <array>
 #include <exception>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,21 +13,16 @@
 #include <variant>
 #include <vector>
 
-#include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/grad_mode.h>
 
 #include "snug/memory.h"
 #include "snug/plan.h"
 #include "snug/state.h"
-#include "src/memory/aside.h"
-#include "src/memory/backward_pass.h"
 #include "src/memory/device.h"
 #include "src/planner/extrapolate.h"
 #include "src/planner/solver.h"
 #include "src/remat/activation_plan.h"
 #include "src/remat/op_tape.h"
-#include "src/remat/operator_clock.h"
 #include "src/remat/recorded_step.h"
 #include "src/remat/tape_recorder.h"
 #include "src/remat/tape_schedule.h"
@@ -67,7 +60,6 @@ using detail::ProfiledStep;
 using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
 constexpr size_t kLeastRuns = 2;             // the first run is cold
-constexpr int kChain = 256;                  // operators that are timed with and without a tape
 constexpr size_t kOperatorsToTime = 10'000;  // in all runs together: enough for medians of alike operators
 
 // The profiled step, over all runs.
@@ -99,13 +91,13 @@ bool is_from_before(const plan::Event& event) {
 ProfiledStep with_kept_results(plan::Profile profile, int64_t let_go, int64_t kept, bool counts_kept) {
   if (let_go == 0 || let_go > kept || !counts_kept) {
     std::erase_if(profile.events, is_from_before);
-    return {.profile = std::move(profile)};
+    return {std::move(profile)};
   }
   for (plan::Event& event : profile.events) {
     event.index = is_from_before(event) ? 0 : event.index;
   }
   profile.events.insert(profile.events.begin(), {plan::EventKind::Allocate, 0, let_go});
-  return {.profile = std::move(profile), .kept_bytes = let_go};
+  return {std::move(profile), let_go};
 }
 
 ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& schedule) {
@@ -140,7 +132,9 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
   }
   const int64_t kept = taken() - before + let_go;
   ProfiledStep found = with_kept_results(std::move(profile), let_go, kept, step.trial.counts_kept);
-  found.host = recorder.host_times();
+  if (step.options.plan != nullptr) {  // hashes of a verification lie between the operators
+    found.profile.host_seconds = detail::profile_of(*step.options.plan).host_seconds;
+  }
   found.is_steady = let_go == kept || !step.trial.counts_kept;
   found.follows_plan =
       step.options.plan != nullptr && tape->deviation().empty() && tape->growth().empty() && tape->different().empty();
@@ -170,128 +164,6 @@ void level_times(plan::Profile& profile) {
       op->seconds = median;
     }
   }
-}
-
-// --- the host's times
-
-// What an operator and its derivative take more in a step that a policy sees, on a CPU.
-struct SecondsOfOperator {
-  double journal;  // seen by an EffectJournal
-  double tape;     // seen by the tape of a plan
-};
-
-template <class Scope>
-double seconds_of_chain(const Scope& scope) {
-  const at::Tensor weight = at::ones({4}, at::kCPU).requires_grad_();
-  detail::OperatorClock clock(c10::kCPU);
-  const auto began = clock.mark();
-  at::Tensor x = weight;
-  {
-    [[maybe_unused]] const auto seen = scope();
-    for (int i = 0; i < kChain / 2; ++i) {
-      x = (x * weight).sin();
-    }
-  }
-  detail::go_backward(x.sum());
-  return clock.host_seconds({began, clock.mark()});
-}
-
-// Measured once in a process.
-const SecondsOfOperator& seconds_of_operator() {
-  static const SecondsOfOperator found = [] {
-    constexpr int kTimes = 5;
-    const c10::AutoGradMode has_gradients(true);
-    const detail::Aside none_of_the_step;
-    double plain = std::numeric_limits<double>::infinity(), journal = plain, tape = plain;
-    detail::EffectJournal unchanged;
-    unchanged.begin();
-    for (int i = 0; i < kTimes; ++i) {
-      plain = std::min(plain, seconds_of_chain([] { return 0; }));
-      journal =
-          std::min(journal, seconds_of_chain([&] { return std::make_unique<detail::EffectJournal::Run>(unchanged); }));
-      tape = std::min(tape, seconds_of_chain([] {
-                        const auto one = std::make_shared<OpTape>(Schedule());
-                        return std::pair(std::make_unique<detail::PolicyScope>(one),
-                                         std::make_unique<detail::OperatorScope>(*one));
-                      }));
-    }
-    return SecondsOfOperator{std::max(0.0, journal - plain) / kChain, std::max(0.0, tape - plain) / kChain};
-  }();
-  return found;
-}
-
-double sum_of(const std::vector<double>& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
-
-// Calls f for the seconds of each operator and backward step, and the number of the seconds.
-template <class F>
-void visit_seconds(plan::Profile& profile, const F& f) {
-  size_t i = 0;
-  for (plan::Operator& op : profile.operators) {
-    f(op.seconds, i++);
-  }
-  for (plan::BackwardStep& step : profile.backward) {
-    f(step.seconds, i++);
-  }
-}
-
-Schedule schedule_that_keeps_all(const plan::Profile& profile) {
-  const plan::Stays stays = plan::keep_all(profile);
-  return std::make_shared<const detail::TapeSchedule>(
-      detail::make_schedule(profile, stays, plan::Simulator(profile).run(stays)));
-}
-
-double least_unrecorded(ToProfile& step, c10::Device device, const Schedule& schedule) {
-  constexpr double kEnough = 0.03;  // seconds of all runs together
-  constexpr int kMostRuns = 10;
-  double least = std::numeric_limits<double>::infinity(), all = 0;
-  for (int runs = 0; runs < kMostRuns && all < kEnough; ++runs) {
-    const double one = detail::time_step(step.forward_and_loss, schedule, device, step.journal,
-                                         {.memory = schedule ? Bytes::unlimited() : step.options.memory});
-    all += one;
-    least = std::min(least, one);
-  }
-  return least;
-}
-
-// Makes the profile's seconds those of a step without a recording.
-//
-// Problem: a recording takes longer than many an operator, and is no part of a step, with or without a plan. Operators
-// are timed one by one; the time between operators has the recording in it.
-//
-// Choice: if the time between operators matters, the step runs again, under the same schedule or plainly, without a
-// recording. The rest beside operators and replays is the host's, at most the time measured between operators. If the
-// device waits for the host most of the time, a replay takes the host's time, not the device's.
-void take_host_times(ToProfile& step, c10::Device device, const Schedule& schedule, ProfiledStep& found) {
-  constexpr double kMatters = 0.02;
-  plan::Profile& profile = found.profile;
-  double operators = 0;
-  visit_seconds(profile, [&](double& seconds, size_t) { operators += seconds; });
-  const bool is_cpu = device.is_cpu();
-  const double gaps = found.host.gaps, of_host = gaps + sum_of(found.host.seconds);
-  profile.host_seconds = is_cpu ? gaps : 0;
-  if (step.options.only_so || (is_cpu ? gaps <= kMatters * operators : of_host <= operators)) {
-    return;
-  }
-  const SecondsOfOperator of_operator = is_cpu ? seconds_of_operator() : SecondsOfOperator{0, 0};
-  const auto count = static_cast<double>(profile.operators.size());
-  const double seen = (schedule ? of_operator.tape : of_operator.journal) * count;
-  const double step_seconds = least_unrecorded(step, device, schedule);
-  const double plain = std::max(0.0, step_seconds - found.host.replays - seen);
-  double tape = of_operator.tape * count;
-  if (is_cpu && !schedule) {  // the tape of this step, not of a chain
-    const double under_tape = least_unrecorded(step, device, schedule_that_keeps_all(profile));
-    tape = std::max(tape, std::clamp(under_tape - step_seconds, 0.0, gaps) + seen);
-  }
-  const bool is_bound = is_cpu || detail::is_bound_by_host(operators, plain);
-  if (is_bound && !is_cpu) {
-    visit_seconds(profile, [&](double& seconds, size_t i) { seconds = found.host.seconds[i]; });
-    operators = sum_of(found.host.seconds);
-  }
-  if (operators > plain) {
-    visit_seconds(profile, [&](double& seconds, size_t) { seconds *= plain / operators; });
-  }
-  profile.host_seconds = std::clamp(plain - operators, 0.0, is_cpu ? gaps : plain);
-  profile.tape_seconds = is_bound ? tape : 0;
 }
 
 // --- steps that do not fit plainly
@@ -475,8 +347,6 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
       ProfiledStep one = profile_once(step, device, schedule);
       if (found) {
         plan::take_least_times(one.profile, found->profile);
-        one.host.gaps = std::min(one.host.gaps, found->host.gaps);
-        one.host.replays = std::min(one.host.replays, found->host.replays);
       }
       found = std::move(one);
       ++runs;
@@ -497,18 +367,6 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
   }
   level_times(found->profile);
   found->profile.device = device.str();
-  if (const plan::Profile* known = step.options.host_of; known != nullptr) {
-    found->profile.host_seconds = known->host_seconds;
-    found->profile.tape_seconds = known->tape_seconds;
-  } else {
-    try {
-      take_host_times(step, device, schedule, *found);
-    } catch (const std::exception& error) {  // the recorded times stay
-      if (!is_out_of_memory(error)) {
-        throw;
-      }
-    }
-  }
   return std::move(*found);
 }
 

@@ -13,7 +13,6 @@
 #include "snug/plan.h"
 #include "src/planner/profile.h"
 #include "src/remat/effect_journal.h"
-#include "src/remat/tape_recorder.h"
 
 namespace snug::detail {
 
@@ -28,9 +27,6 @@ struct ProfileOptions {
   /// A plan for the expected profile. Runs are under the plan, and rebuilt values are compared with the saved values.
   /// Null: runs are plain.
   const ActivationPlan* plan = nullptr;
-  /// A profile with the times of the host and of the tape. Null: the times are measured by further runs, if the runs
-  /// are plain and the times matter.
-  const plan::Profile* host_of = nullptr;
   /// false: plain training is known not to fit, and does not run first.
   bool may_fit_plainly = true;
   /// A plain run, or a run under `plan`, that does not fit ends the call. false: frugal plans are tried.
@@ -55,7 +51,6 @@ plan::Profile profile_step(const std::function<at::Tensor()>& forward_and_loss, 
 
 struct ProfiledStep {
   plan::Profile profile;
-  TapeRecorder::HostTimes host = {};  ///< of the last run
   int64_t kept_bytes = 0;
   bool is_steady = true;      ///< the step kept as many bytes as it let go of
   bool follows_plan = false;  ///< ProfileOptions::plan was followed, with equal bits

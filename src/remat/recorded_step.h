@@ -47,11 +47,6 @@ struct PlanningMisuse : ConfigError {
 void record_step(const std::function<at::Tensor()>& forward_and_loss, const std::shared_ptr<OpTape>& tape,
                  TapeRecorder& recorder, EffectJournal& journal, RecordedStep options = {});
 
-/// Runs the same step without a recording: under a plan with `schedule`, or plainly if `schedule` is null. Returns the
-/// seconds until `device` has done all work, without what only a trial does.
-double time_step(const std::function<at::Tensor()>& forward_and_loss, std::shared_ptr<const TapeSchedule> schedule,
-                 c10::Device device, EffectJournal& journal, RecordedStep options = {});
-
 /// The accelerator that this process uses, or else the CPU.
 c10::Device likely_device();
 

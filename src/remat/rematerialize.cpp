@@ -132,20 +132,9 @@ ActivationPlan unverified_plan(const plan::Profile& profile, Bytes budget, plan:
 
 // --- plan
 
-namespace {
-
-// A plan that drops nothing has a tape, too: a Rematerialize watches the operators.
-double seconds_under_tape(const detail::PlanContent& content) {
-  const plan::Solution& plan = content.solution();
-  const bool is_counted = plan.seconds > plan.plain_seconds;
-  return plan.seconds + (is_counted ? 0 : content.simulator().profile().tape_seconds);
-}
-
-}  // namespace
-
 ActivationPlan::ActivationPlan(std::shared_ptr<const detail::PlanContent> content)
     : predicted_peak_bytes(content->solution().peak_bytes),
-      predicted_seconds(seconds_under_tape(*content)),
+      predicted_seconds(content->solution().seconds),
       plain_peak_bytes(content->solution().plain_peak_bytes),
       plain_seconds(content->solution().plain_seconds),
       content_(std::move(content)) {}

@@ -67,7 +67,7 @@ void TapeRecorder::before_operator() {
   const std::lock_guard lock(mutex_);
   end_gap();
   place_ = Place::Operator;
-  operator_began_ = clock_.begin();
+  operator_began_ = clock_.mark();
 }
 
 void TapeRecorder::after_operator(plan::Operator&& op, const std::vector<std::pair<int, const void*>>& made) {
@@ -123,7 +123,7 @@ void TapeRecorder::on_unpack(int storage) {
   step_name_ = node ? node->name() : "backward";
 }
 
-void TapeRecorder::after_unpack() { step_began_ = clock_.begin(); }
+void TapeRecorder::after_unpack() { step_began_ = clock_.mark(); }
 
 void TapeRecorder::on_done(int storage) {
   const std::lock_guard lock(mutex_);
@@ -283,7 +283,7 @@ void TapeRecorder::begin_backward() {
   const std::lock_guard lock(mutex_);
   is_backward_ = true;
   step_name_ = "backward";
-  step_began_ = clock_.begin();
+  step_began_ = clock_.mark();
 }
 
 void TapeRecorder::end_backward_step() {
@@ -321,18 +321,7 @@ void TapeRecorder::fill_in_times() {
   for (auto& step : profile_.backward) {
     step.seconds = *seconds++;
   }
-  host_ = {};
-  for (const OperatorClock::Span& span : spans) {
-    host_.seconds.push_back(clock_.host_seconds(span));
-  }
-  for (const OperatorClock::Span& replay : replays_) {
-    host_.replays += clock_.host_seconds(replay);
-  }
-  std::vector<double> gaps;
-  for (const OperatorClock::Span& gap : gaps_) {
-    gaps.push_back(clock_.host_seconds(gap));
-  }
-  host_.gaps = time_of_host(std::move(gaps));
+  profile_.host_seconds = time_of_host(clock_.of_host(gaps_));
 }
 
 }  // namespace snug::detail

@@ -40,13 +40,6 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   int64_t peak_bytes() const { return peak_; }
   /// The recorded profile, after stop().
   plan::Profile take() { return std::move(profile_); }
-  /// The host's times in the recorded step, after stop(), which the profile does not have yet.
-  struct HostTimes {
-    std::vector<double> seconds = {};  ///< of the profile's operators, and then of the backward steps
-    double replays = 0;                ///< of operators that ran again
-    double gaps = 0;                   ///< between the operators of the forward pass: of the recording, too
-  };
-  const HostTimes& host_times() const { return host_; }
   /// The tensors that autograd saved in the forward pass: each entry is a storage, and the number of operators before
   /// the save.
   const std::vector<std::pair<int, size_t>>& packed() const { return packed_; }
@@ -84,12 +77,8 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void before_replay() override {
     place_ = Place::Replay;
     gap_began_.reset();
-    replays_.push_back({clock_.mark(), 0});
   }
-  void after_replay() override {
-    place_ = Place::Between;
-    replays_.back().second = clock_.mark();
-  }
+  void after_replay() override { place_ = Place::Between; }
 
   void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override;
   void on_free(c10::Device device, const void* data, int64_t bytes) noexcept override;
@@ -108,11 +97,9 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
 
   c10::Device device_;
   plan::Profile profile_;
-  HostTimes host_;
   OperatorClock clock_;
   std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of the profile's operators and backward steps
   std::vector<OperatorClock::Span> gaps_;  // between operators of the forward pass, without replays
-  std::vector<OperatorClock::Span> replays_;
   std::atomic<Place> place_{Place::Between};
   int64_t level_ = 0, high_ = 0;  // since the last event, or of the operator under way
   struct Own {

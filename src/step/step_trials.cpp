@@ -213,7 +213,6 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, const Way& way) 
         profile_step(forward,
                      {.link = limits_->link,
                       .plan = way.plan,
-                      .host_of = way.host_of,
                       .may_fit_plainly = way.only_so || way.slices > 1 || may_fit_plainly(items),
                       .only_so = way.only_so,
                       .runs = way.runs},
@@ -301,12 +300,7 @@ bool StepTrials::try_both(const StepToPlan& step, int64_t large, size_t runs) {
 
 // Predicts `items` from both micro-batches of `from`. False: no line goes through both.
 bool StepTrials::predict(int64_t items, const StepTrials& from, int64_t large) {
-  std::optional<Tried> one = from.predicted(large / 2, large, items);
-  if (const auto tried = tried_.find(items); one && tried != tried_.end()) {  // ran once, and the host was not timed
-    tried->second.profile.host_seconds = one->profile.host_seconds;
-    tried->second.profile.tape_seconds = one->profile.tape_seconds;
-    tried->second.searches.reset();
-  } else if (one) {
+  if (std::optional<Tried> one = from.predicted(large / 2, large, items); one && !tried_.contains(items)) {
     tried_.emplace(items, *std::move(one));
   }
   return tried_.contains(items);
@@ -413,8 +407,7 @@ void StepTrials::run_predicted(const StepToPlan& step, int64_t items) {
     if (!is_plain(*plan)) {
       under = PlanContent::make_plan(simulator, *plan);
     }
-    if (try_one(step, items,
-                {.plan = under ? &*under : nullptr, .host_of = &predicted.profile, .only_so = true, .runs = 1})) {
+    if (try_one(step, items, {.plan = under ? &*under : nullptr, .only_so = true, .runs = 1})) {
       const Tried& tried = tried_.at(items);
       if (tried.verified && tried.search().simulator.run(*tried.verified).peak_bytes <= room(items)) {
         tried.search().solver.accept(*tried.verified, room(items));

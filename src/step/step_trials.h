@@ -110,8 +110,7 @@ class StepTrials {
     int64_t slices = 1;
     bool is_last_resort = false;
     const ActivationPlan* plan = nullptr;  // null: runs are plain
-    const plan::Profile* host_of = nullptr;
-    bool only_so = false;  // if a run does not fit, nothing else is tried, and people are not told
+    bool only_so = false;                  // if a run does not fit, nothing else is tried, and people are not told
     size_t runs = 2;
   };
 

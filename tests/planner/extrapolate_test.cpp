@@ -35,7 +35,6 @@ Profile step_of(int64_t items, int operators = 4) {
   builder.op("loss", seconds, 4, {x}, {x});
   Profile profile = builder.finish();
   profile.host_seconds = 0.125;
-  profile.tape_seconds = 0.25;
   return profile;
 }
 
@@ -70,7 +69,7 @@ TEST(Extrapolated, HasNoBytesBelowZeroAndSecondsBetweenConstantAndProportionalOn
   small.operators[0].workspace = 1 << 20;
   small.operators[0].seconds = 100;
   small.backward[0].seconds = 100;
-  small.host_seconds = small.tape_seconds = 100;
+  small.host_seconds = 100;
   const auto found = extrapolated({small, 2}, {large, 4}, 64);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->storages[1].bytes, 0);
@@ -78,7 +77,6 @@ TEST(Extrapolated, HasNoBytesBelowZeroAndSecondsBetweenConstantAndProportionalOn
   EXPECT_EQ(found->operators[0].seconds, large.operators[0].seconds);
   EXPECT_EQ(found->backward[0].seconds, large.backward[0].seconds);
   EXPECT_EQ(found->host_seconds, large.host_seconds);
-  EXPECT_EQ(found->tape_seconds, large.tape_seconds);
   small.operators[0].seconds = 0;
   EXPECT_EQ(extrapolated({small, 2}, {large, 4}, 64)->operators[0].seconds, 16 * large.operators[0].seconds);
   EXPECT_EQ(extrapolated({small, 2}, {large, 4}, 2)->operators[0].seconds, large.operators[0].seconds / 2);

@@ -13,7 +13,6 @@
 #include <gtest/gtest.h>
 
 #include "snug/core.h"
-#include "src/planner/bound.h"
 #include "tests/planner/sample_profiles.h"
 
 namespace snug::plan::simulator_test {
@@ -519,24 +518,10 @@ TEST(Simulator, IsCutShortWhereMoreRunsAgainThanIsAllowed) {
   EXPECT_EQ(less.replayed, 51);
 }
 
-TEST(Simulator, CountsTheTapeOnlyForAPlanThatRunsSomethingAgain) {
-  Profile profile = chain_that_saves(4);
-  const Stays plan(profile.storages.size(), Stay::never());
-  const Simulator free(profile);
-  profile.tape_seconds = 8;
-  const Simulator simulator(profile);
-  EXPECT_EQ(simulator.run(plan).seconds, free.run(plan).seconds + 8);
-  EXPECT_EQ(simulator.run(keep_all(profile)).seconds, free.run(keep_all(profile)).seconds);
-  const int64_t plain = free.run(keep_all(profile)).peak_bytes;
-  EXPECT_EQ(lower_bound_seconds(simulator, plain - 1), lower_bound_seconds(free, plain - 1) + 8);
-  EXPECT_EQ(lower_bound_seconds(simulator, plain), profile.plain_seconds());
-}
-
 TEST(StepProfile, ReadsBackAsItWasWritten) {
   Profile profile = random_profile(3, 12);
   EXPECT_EQ(Profile::from_json(profile.to_json()), profile);
   profile.host_seconds = 0.125;
-  profile.tape_seconds = 0.25;
   EXPECT_EQ(Profile::from_json(profile.to_json()), profile);
   profile.link = {
       .directory = "/scratch", .out_bytes_per_second = 1e9, .back_bytes_per_second = 1.1e9, .seconds = 1e-4};

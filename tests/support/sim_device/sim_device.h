@@ -82,17 +82,8 @@ int64_t host_reads();
 /// When the work that is queued on the current stream will be done. Starts at 0.
 double virtual_seconds(c10::Device of = device());
 
-/// Until when the host has waited. It takes no time itself, unless a HostPace lives.
+/// Until when the host has waited. It takes no time itself.
 double host_seconds();
-
-/// While it lives, the host takes so many virtual seconds to call an operator. A device that has nothing to do waits.
-class [[nodiscard]] HostPace {
- public:
-  explicit HostPace(double seconds);
-  ~HostPace();
-  HostPace(const HostPace&) = delete;
-  HostPace& operator=(const HostPace&) = delete;
-};
 
 /// While it lives, kernels and copies do not run when they are called. They run when the host waits for their stream,
 /// or for an event behind them: the waited-for stream first, all others not before something demands it. A missing

@@ -278,7 +278,6 @@ void run_on_device(const c10::OperatorHandle& kernel, Stack& stack) {
     std::ranges::move(results, std::back_inserter(stack));
     return;
   }
-  call_operator();
   take_workspace(kernel.schema().name(), current_stream(call.device().index()));
   if (call.is_read()) {
     read_by_host(call.device());

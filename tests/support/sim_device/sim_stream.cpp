@@ -31,7 +31,6 @@ struct Device {
 
 bool lazy = false, side_streams_are_lazy = true;
 double waited_until = 0;  // what the host has waited for
-double host_pace = 0;     // the host's seconds for a call of an operator
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kDevices> stream_of_thread{};
@@ -145,21 +144,6 @@ void run_all(c10::DeviceIndex index) {
 bool is_lazy() {
   const std::lock_guard lock(device_mutex());
   return lazy;
-}
-
-void call_operator() {
-  const std::lock_guard lock(device_mutex());
-  waited_until += host_pace;
-}
-
-HostPace::HostPace(double seconds) {
-  const std::lock_guard lock(device_mutex());
-  host_pace = seconds;
-}
-
-HostPace::~HostPace() {
-  const std::lock_guard lock(device_mutex());
-  host_pace = 0;
 }
 
 double host_seconds() {

@@ -44,7 +44,4 @@ void run_all(c10::DeviceIndex index);  ///< The default stream first.
 
 bool is_lazy();
 
-/// The host calls an operator.
-void call_operator();
-
 }  // namespace snug::sim_device
