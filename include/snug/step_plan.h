@@ -144,7 +144,7 @@ class StepResult {
   /// was noticed.
   /// - From a different operator on, everything was kept.
   /// - Larger results are dropped and rebuilt as planned, and take more memory.
-  /// - If memory does not suffice, kept results are dropped and rebuilt beyond the plan; not on CUDA.
+  /// - If memory does not suffice, kept results are dropped and rebuilt beyond the plan, on a CPU.
   /// - The plan stays. Exception: if the plan came from plan_folder, no step had been made under the plan, and
   ///   operators differed, the next step plans again.
   /// - Operators are not compared under a plan that keeps everything. Exception: the first step under such a plan from

@@ -1,6 +1,6 @@
 #pragma once
-// Evictable: an owner of memory with contents that can be made again. Before a limit refuses an allocation or an
-// operator, the owners of the thread are asked for room.
+// Evictable: an owner of memory with contents that can be made again. Before a limit refuses an allocation on
+// the CPU, the owners of the thread are asked for room.
 
 #include <cstdint>
 #include <memory>
@@ -13,7 +13,7 @@ class Evictable {
  public:
   virtual ~Evictable() = default;
   /// Releases `bytes` bytes or more of the device's memory, or as much as possible. Called in the middle of an
-  /// allocation, or after an operator. Returns the number of released bytes.
+  /// allocation. Returns the number of released bytes.
   virtual int64_t evict(c10::Device device, int64_t bytes) = 0;
 };
 

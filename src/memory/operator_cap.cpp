@@ -8,7 +8,6 @@
 
 #include "snug/core.h"
 #include "src/memory/device_memory.h"
-#include "src/memory/evictable.h"
 
 namespace snug::detail {
 namespace {
@@ -40,10 +39,7 @@ OperatorCapCheck::OperatorCapCheck() {
 
 void OperatorCapCheck::check() const {
   for (const auto& [cap, before] : watched_) {
-    int64_t live = cap.memory->live(cap.device);
-    while (live > cap.bytes && live > before && evict(cap.device, live - cap.bytes)) {
-      live = cap.memory->live(cap.device);
-    }
+    const int64_t live = cap.memory->live(cap.device);
     TORCH_CHECK_WITH(OutOfMemoryError, live <= cap.bytes || live <= before, "MemoryLimit: an operator took ",
                      Bytes(live - before).str(), " on ", cap.device.str(), "; ", Bytes(live).str(),
                      " are alive after it, more than the limit of ", Bytes(cap.bytes).str());

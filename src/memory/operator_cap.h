@@ -1,6 +1,6 @@
 #pragma once
 // Caps on the live bytes of devices whose allocators have no caps. The seam below autograd keeps the caps. An operator
-// throws if two conditions hold after the operator, and after evictions (evictable.h):
+// throws if two conditions hold after the operator:
 // - More bytes are alive than before the operator.
 // - More bytes are alive than the cap.
 //

@@ -10,7 +10,7 @@
 // - Nobody in this program has tried a plan from a file, so nothing about such a plan is trusted.
 // - Operators that differ from step to step, as with dropped layers, do no harm to a step that fits: from the first
 //   different operator on, everything is kept.
-// - Results larger than planned, as when the data route rows to experts, do no harm to a step that fits. The
+// - Results larger than planned, as when the data route rows to experts, do no harm to a step that fits. On a CPU the
 //   tape evicts kept results for them (TapeReplays::evict), so the step fits with the plan as it is.
 // - A step with other operators fits by eviction, too. Evictions cost more time than a plan for these operators would,
 //   so a new plan is made. Operators may differ in every step, as the number of a recurrent network's time steps does.
