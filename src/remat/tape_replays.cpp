@@ -300,34 +300,45 @@ int64_t TapeReplays::evict(int64_t bytes) {
   return released;
 }
 
+bool TapeReplays::can_run_again(int op, bool is_proven) const {
+  const TapeOperator& record = at(op);
+  const TapeSchedule::Made* due = state_.cursor.due(op);
+  const bool is_safe = record.is_safe && record.op.schema().name().starts_with("aten::");
+  return record.is_replayable && (is_safe || is_proven) && (due == nullptr || due->is_replayable);
+}
+
 // Whether the storage can be made again whatever the tape drops later. Then the tape holds all that cannot be made
 // again and that the storage is made from. The trial of the plan has not shown that values come back with the same
 // bits, so the rule is the rule of a region (tape_region.cpp): LibTorch's operators of the graph run again, and
-// operators that draw. All other values that the storage is made from are held.
+// operators that draw. All other values that the storage is made from are held, but for values that the plan drops.
 bool TapeReplays::secure(int storage) {
   if (is_insecure_.contains(storage)) {
     return false;
   }
   is_secured_.resize(operators_.size(), false);
-  std::vector<plan::Value> pending{{storage, storages_.at(storage).last_version()}};
+  struct Needed {
+    plan::Value value;
+    bool is_in_plan;  // for a storage that the plan drops: the trial has compared the values that come back
+  };
+  std::vector<Needed> pending{{{storage, storages_.at(storage).last_version()}, false}};
   std::vector<int> sources;
   std::set<int> run;
   while (!pending.empty()) {
-    const plan::Value value = pending.back();
+    const auto [value, is_in_plan] = pending.back();
     pending.pop_back();
     const TapeStorage& s = storages_.at(value.storage);
     const bool is_latest = value.version == s.last_version();
     const int op = s.producers[plan::at(value.version)];
-    const TapeSchedule::Made* due = op >= 0 ? state_.cursor.due(op) : nullptr;
-    const bool can_run = !s.is_external() && s.is_rebuildable && !s.is_source && op >= 0 && op < next() &&
-                         at(op).is_replayable && at(op).is_safe && (due == nullptr || due->is_replayable) &&
-                         at(op).op.schema().name().starts_with("aten::");
+    const bool is_proven = is_in_plan || storages_.is_dropped_by_plan(value.storage);
+    const bool can_run =
+        !s.is_external() && s.is_rebuildable && !s.is_source && op >= 0 && op < next() && can_run_again(op, is_proven);
     if (can_run && is_secured_[plan::at(op)]) {
       continue;
     }
     if (can_run && run.insert(op).second) {
-      const auto& needs = at(op).needs;
-      pending.insert(pending.end(), needs.begin(), needs.end());
+      for (const plan::Value& need : at(op).needs) {
+        pending.push_back({need, is_proven});
+      }
     } else if (!can_run) {
       const bool is_there = s.is_external() ? !s.has_changed_unseen() : storages_.find(value.storage).operator bool();
       if (value.storage == storage || !is_latest || !is_there) {

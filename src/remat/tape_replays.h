@@ -111,6 +111,7 @@ class TapeReplays {
 
   void judge_in_region(const RunningOperator& running, int storage);
   bool stays_after_replay(int storage) const;
+  bool can_run_again(int op, bool is_proven) const;
   bool secure(int storage);
   void forget_secured() {
     is_secured_.clear();

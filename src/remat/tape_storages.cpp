@@ -233,6 +233,11 @@ bool TapeStorages::is_evictable(int storage) const {
          !s.is_leaving && s.is_counted && !s.is_external() && s.holding.is_only_own() && !goes_away(storage);
 }
 
+bool TapeStorages::is_dropped_by_plan(int storage) const {
+  const TapeSchedule::ForStorage* scheduled = state_->cursor.of(storage);
+  return scheduled != nullptr && !scheduled->keep_from_start && !scheduled->keep_if_saved;
+}
+
 void TapeStorages::evict(int storage) {
   at(storage).is_evicted = has_evicted_ = true;
   at(storage).claimed = false;

@@ -143,6 +143,7 @@ class TapeStorages : public std::enable_shared_from_this<TapeStorages> {
 
   // Memory for allocations that find no room.
   bool is_evictable(int storage) const;
+  bool is_dropped_by_plan(int storage) const;
   void evict(int storage);
   bool has_evicted() const { return has_evicted_; }
 
