@@ -56,13 +56,13 @@ struct TapeStorage {
   int uses = 0;                  // the number of slots that backward has asked for
   bool claimed = false;          // the tape must hold the storage, as the schedule wants, or until backward has asked
   bool is_evicted = false;       // dropped for lack of memory, although the schedule keeps the storage
+  bool is_source = false;        // held, because other values are made from the storage: in a region, or evicted ones
   bool is_asked_inside = false;  // asked for by a backward pass inside the forward pass or inside another backward pass
 
   // In a region only (tape_region.cpp).
   bool is_blank = false;      // made by an operator that reads no values, and not used since: a program may fill it
   bool is_drawn = false;      // random, or computed from random values
   bool is_read = false;       // an operator that may run again has read the last version
-  bool is_source = false;     // held, because other values are made from the storage
   bool is_offloaded = false;  // put away while nobody needs the storage
   bool is_unneeded = false;   // no saved tensor depends on the storage
   int unasked = 0;            // slots that the backward pass under way has not asked for
