@@ -133,7 +133,7 @@ void charge(int64_t bytes) {
       return;
     }
     c.live.fetch_sub(bytes);
-    if (!evict(kCpu, live - limit)) {
+    if (!evict(live - limit)) {
       tell(kCpu, [&](MemoryObserver& observer) { observer.on_refused(bytes); });
       TORCH_CHECK_WITH(OutOfMemoryError, false, "MemoryLimit: an allocation of ", Bytes(bytes).str(),
                        " on cpu would make ", Bytes(live).str(), " of live tensor memory; the limit is ",

@@ -16,11 +16,11 @@ void add_evictable(std::weak_ptr<Evictable> owner) {
   owners.push_back(std::move(owner));
 }
 
-bool evict(c10::Device device, int64_t bytes) {
+bool evict(int64_t bytes) {
   int64_t released = 0;
   for (size_t i = 0; i < owners.size() && released < bytes; ++i) {
     if (const auto owner = owners[i].lock()) {
-      released += owner->evict(device, bytes - released);
+      released += owner->evict(bytes - released);
     }
   }
   all_released += released;

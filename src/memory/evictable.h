@@ -1,20 +1,18 @@
 #pragma once
-// Evictable: an owner of memory with contents that can be made again. Before a limit refuses an allocation on
-// the CPU, the owners of the thread are asked for room.
+// Evictable: an owner of memory with contents that can be made again. Before a limit refuses an allocation on the CPU,
+// the owners of the thread are asked for room.
 
 #include <cstdint>
 #include <memory>
-
-#include <c10/core/Device.h>
 
 namespace snug::detail {
 
 class Evictable {
  public:
   virtual ~Evictable() = default;
-  /// Releases `bytes` bytes or more of the device's memory, or as much as possible. Called in the middle of an
-  /// allocation. Returns the number of released bytes.
-  virtual int64_t evict(c10::Device device, int64_t bytes) = 0;
+  /// Releases `bytes` bytes or more of CPU memory, or as much as possible. Called in the middle of an allocation.
+  /// Returns the number of released bytes.
+  virtual int64_t evict(int64_t bytes) = 0;
 };
 
 /// From now on, allocations of this thread ask `owner`, until the end of the owner. Allocations of other threads do
@@ -22,7 +20,7 @@ class Evictable {
 void add_evictable(std::weak_ptr<Evictable> owner);
 
 /// Asks the owners of this thread for room. False: nothing was released.
-bool evict(c10::Device device, int64_t bytes);
+bool evict(int64_t bytes);
 /// The bytes that the owners of this thread have released so far.
 int64_t evicted_bytes();
 

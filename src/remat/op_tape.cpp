@@ -107,7 +107,7 @@ void OpTape::was_switched_off() {
   }
 }
 
-int64_t OpTape::evict(c10::Device device, int64_t bytes) {
+int64_t OpTape::evict(int64_t bytes) {
   // Another thread that uses the tape may want a lock that this thread has, such as Python's.
   const std::unique_lock lock(state_->mutex, std::try_to_lock);
   if (!lock.owns_lock()) {
@@ -115,7 +115,7 @@ int64_t OpTape::evict(c10::Device device, int64_t bytes) {
   }
   const bool is_trial = state_->has_listener() || state_->verifies;
   const TapeSchedule* schedule = state_->cursor.schedule();
-  return is_trial || schedule == nullptr || schedule->device != device ? 0 : replays_.evict(bytes);
+  return is_trial || schedule == nullptr || !schedule->device.is_cpu() ? 0 : replays_.evict(bytes);
 }
 
 // --- passes

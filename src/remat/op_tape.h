@@ -84,7 +84,7 @@ class OpTape final : public OperatorPolicy,
   /// In a region: packs a tensor like pack(). Backward's first request makes the tensor's values, too.
   std::any pack_result(const at::Tensor& tensor);
   /// With a schedule: makes room for an allocation, beyond the schedule.
-  int64_t evict(c10::Device device, int64_t bytes) override;
+  int64_t evict(int64_t bytes) override;
   /// The values of a tensor packed by pack_result().
   at::Tensor look_at(std::any& packed);
   /// In a region: `tensor` comes from outside, and backward gets the tensor from `policy`. Call before the first

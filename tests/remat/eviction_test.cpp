@@ -110,9 +110,9 @@ TEST(Eviction, IsUndoneBeforeAWriteThatWouldMakeItFinal) {
                                   [&] {
                                     state.copy_(first);
                                     const Tensor sum = ((weight + state).exp() + (weight + state).sin()).sum();
-                                    detail::evict(c10::kCPU, kAll);
+                                    detail::evict(kAll);
                                     state.add_(1);
-                                    detail::evict(c10::kCPU, kAll);
+                                    detail::evict(kAll);
                                     return sum;
                                   }),
             0);
@@ -126,7 +126,7 @@ TEST(Eviction, IsUndoneBeforeAWriteWithoutDroppingAnother) {
                                   [&] {
                                     state.copy_(first);
                                     const Tensor a = (weight + state).exp().sum();
-                                    detail::evict(c10::kCPU, kAll);
+                                    detail::evict(kAll);
                                     const Tensor b = (weight + state).sigmoid().sum(), c = weight.tanh().sum();
                                     const MemoryLimit limit(torch::kCPU, live_bytes(torch::kCPU) + Bytes(20 << 10));
                                     state.add_(1);
@@ -146,7 +146,7 @@ TEST(Eviction, LeavesWhatMayBeWrittenThroughPointers) {
                                       std::fill_n(mask.data_ptr<float>(), mask.numel(), 0.5F);
                                       const Tensor product = weight.exp() * mask;
                                       mask = Tensor();
-                                      detail::evict(c10::kCPU, kAll);
+                                      detail::evict(kAll);
                                       return product.sin().sum();
                                     }),
               0)
@@ -163,7 +163,7 @@ TEST(Eviction, LeavesWhatIsMadeFromABufferThatBackwardWrites) {
     const Tensor h = (weight + buffer).exp();
     const Tensor loss = h.sin().sum();
     loss.register_hook([&](const Tensor&) { buffer.add_(1); });
-    detail::evict(c10::kCPU, kAll);
+    detail::evict(kAll);
     return loss;
   });
 }
@@ -172,7 +172,7 @@ TEST(Eviction, ServesSeveralPassesThroughAGraph) {
   const Tensor weight = torch::randn({64, 64}, torch::requires_grad());
   const auto forward = [&] {
     const Tensor loss = weight.exp().sin().tanh().sum();
-    detail::evict(c10::kCPU, kAll);
+    detail::evict(kAll);
     return loss;
   };
   const Simulator simulator(detail::profile_step(forward));
@@ -216,14 +216,14 @@ TEST(Eviction, LeavesTheResultsOfOtherLibrariesAndWhatOnlyTheyCanMake) {
   const int64_t result_itself = expect_plain_gradient(weight, [&] {
     even();
     const Tensor product = weight * call_with_count(x);
-    detail::evict(c10::kCPU, kAll);
+    detail::evict(kAll);
     return product.sum();
   });
   EXPECT_EQ(result_itself, 0);
   const int64_t source_is_gone = expect_plain_gradient(weight, [&] {
     even();
     const Tensor product = (weight + call_with_count(x)).exp();
-    detail::evict(c10::kCPU, kAll);
+    detail::evict(kAll);
     return product.sum();
   });
   EXPECT_EQ(source_is_gone, 0);
@@ -231,7 +231,7 @@ TEST(Eviction, LeavesTheResultsOfOtherLibrariesAndWhatOnlyTheyCanMake) {
     even();
     const Tensor source = call_with_count(x);
     const Tensor sum = (weight + source).exp().sum();
-    detail::evict(c10::kCPU, kAll);
+    detail::evict(kAll);
     source.add_(1);
     return sum;
   });
@@ -243,7 +243,7 @@ TEST(Eviction, IsNoPartOfTrials) {
   const Tensor weight = torch::randn({64, 64}, torch::requires_grad());
   const auto forward = [&] {
     const Tensor product = (weight * weight.exp()).exp();
-    detail::evict(c10::kCPU, kAll);
+    detail::evict(kAll);
     return product.sum();
   };
   const int64_t before = detail::evicted_bytes();
