@@ -82,6 +82,10 @@ struct LoaderOptions {
   /// The number of batches that are ready or in the making while another batch is used: the bound on memory. At least
   /// 1.
   int ahead = 2;
+  /// Whether the thread that makes a batch also copies the batch to page-locked memory, for models on an accelerator:
+  /// the copy to the device then takes no time of the training thread. The batches ahead take page-locked memory of the
+  /// host. Throws ConfigError without an accelerator.
+  bool pin_memory = false;
   /// This rank's part of each batch: a run of the batch's items, as long as the other ranks' parts or one item longer.
   int64_t rank = 0;
   int64_t ranks = 1;

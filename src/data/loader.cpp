@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 #include <fmt/format.h>
@@ -64,6 +65,9 @@ const LoaderOptions& checked(const ItemSource& source, const LoaderOptions& opti
   require(0 <= options.rank && options.rank < options.ranks, "rank", options.rank, "give 0 to ranks - 1");
   if (!source.get) {
     throw ConfigError("Loader: the source has no get()");
+  }
+  if (options.pin_memory && at::accelerator::deviceCount() == 0) {
+    throw ConfigError("Loader: pin_memory is true, and there is no accelerator; set it to !device.is_cpu()");
   }
   return options;
 }
@@ -282,8 +286,11 @@ class Loader::Impl {
     }
     std::vector<at::Tensor> batch;
     for (const auto& column : columns) {
-      const at::Tensor items = at::stack(column);
-      batch.push_back(job.is_empty ? items.narrow(0, 0, 0).clone() : items);
+      at::Tensor items = at::stack(column);
+      if (job.is_empty) {
+        items = items.narrow(0, 0, 0).clone();
+      }
+      batch.push_back(options_.pin_memory ? items.pin_memory() : items);
     }
     return batch;
   }

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "snug/loader.h"
 #include "snug/stepper.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/tensors.h"
@@ -82,6 +83,27 @@ TEST(CopyAhead, LeavesMemoryAloneThatAFailedStepHasLetGoOf) {
   c10::impl::VirtualGuardImpl(accelerator().type()).synchronizeDevice(0);
   for (const Tensor& one : next) {
     EXPECT_TRUE(same_bits(one.cpu(), torch::full({1, kItems}, 5.0f)));
+  }
+}
+
+// The training thread allocates no page-locked memory for such a batch, so the thread copies nothing on the host.
+TEST(CopyAhead, TakesBatchesOfALoaderFromPageLockedMemoryAsTheyAre) {
+  if (!sim_device::is_present()) {
+    GTEST_SKIP() << "only the simulated accelerator counts allocations";
+  }
+  const Tensor values = host_batch(false)[0];
+  const Made plain = step_on(Batch({values}));
+  for (const int workers : {0, 2}) {
+    Loader loader(ItemSource::of_tensors({values}),
+                  {.batch = kMicroBatches, .shuffle = false, .workers = workers, .ahead = 1, .pin_memory = true});
+    const Batch batch(*loader.next());
+    loader.wait();  // no worker allocates during the step
+    EXPECT_TRUE(batch[0].is_pinned());
+    (void)sim_device::fail_pinned_after(1);
+    const Made pinned = step_on(batch);
+    EXPECT_EQ(sim_device::fail_pinned_after(0), 1) << "the step allocated page-locked memory";
+    EXPECT_EQ(pinned.loss, plain.loss);
+    EXPECT_TRUE(same_bits(pinned.weight, plain.weight));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <thread>
 
+#include <ATen/DeviceAccelerator.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -286,6 +287,9 @@ TEST(Loader, RefusesOptionsThatCannotWork) {
   EXPECT_THAT(refused({.ahead = 0}), HasSubstr("ahead is 0"));
   EXPECT_THAT(refused({.rank = 1}), HasSubstr("rank is 1"));
   EXPECT_THAT(refused({.ranks = 0}), HasSubstr("ranks is 0"));
+  if (at::accelerator::deviceCount() == 0) {
+    EXPECT_THAT(refused({.pin_memory = true}), HasSubstr("pin_memory is true, and there is no accelerator"));
+  }
   EXPECT_THROW(Loader({.size = 0, .get = numbers(1).get}, {}), ConfigError);
   EXPECT_THROW(Loader({.size = 1}, {}), ConfigError);
 }
