@@ -248,7 +248,8 @@ bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
   constexpr size_t kTapeAndResult = 2, kOwnAndStrong = 2;
   const c10::Storage& memory = unpacked.storage();
   const size_t of_tape = storage.holding.address() == memory.unsafeGetStorageImpl() ? 1 : 0;
-  const bool is_last = (*slot)->is_used && storage.slots == 1 && !storage.claimed && !storage.is_source &&
+  const bool is_claimed = storage.claimed && !state_->cursor.is_guess();  // a guess also claims what nobody asks for
+  const bool is_last = (*slot)->is_used && storage.slots == 1 && !is_claimed && !storage.is_source &&
                        !storages_->goes_away((*slot)->storage);
   (*slot)->is_given = is_last && storage.holding.is_own() && memory.use_count() == kTapeAndResult &&
                       memory.getWeakStorageImpl().weak_use_count() == kOwnAndStrong + of_tape;
@@ -270,6 +271,7 @@ void OpTape::slot_is_gone(Slot& slot) {
     storage.unasked = std::min(storage.unasked, storage.slots);
     storage.claimed = storage.claimed && storage.slots > 0;
   }
+  storage.claimed = storage.claimed && !slot.is_given;
   storages_->settle(slot.storage);
   if (slot.is_given) {
     if (const c10::Storage memory = storage.holding.find()) {
