@@ -13,8 +13,8 @@
 
 namespace snug::detail {
 
-LateCopy::LateCopy(LateCopies& copies, const at::Tensor& tensor, const StoragePart& part)
-    : copies_(copies), part_(part), storage_(tensor.storage().getWeakStorageImpl()), writes_{WriteCount(tensor)} {
+LateCopy::LateCopy(LateCopies& copies, const at::Tensor& tensor)
+    : copies_(copies), storage_(tensor.storage().getWeakStorageImpl()), writes_{WriteCount(tensor)} {
   hold(tensor.storage());
 }
 
@@ -120,36 +120,19 @@ void LateCopies::make_but(const std::vector<c10::Storage>& written) {
 }
 
 void LateCopies::hold_again(const c10::Storage& memory) {
-  for (const auto& copy : copies_of(memory.unsafeGetStorageImpl())) {
-    if (copy->is_written_to(memory)) {
-      held_.push_back(copy);
-    }
+  if (const auto copy = copy_of(memory); copy != nullptr && copy->is_written_to(memory)) {
+    held_.push_back(copy);
   }
 }
 
-std::vector<std::shared_ptr<LateCopy>> LateCopies::copies_of(const c10::StorageImpl* name) const {
-  std::vector<std::shared_ptr<LateCopy>> alive;
+std::shared_ptr<LateCopy> LateCopies::copy_of(const c10::Storage& memory) const {
   const std::lock_guard lock(mutex_);
-  const auto found = of_storage_.find(name);
-  if (found != of_storage_.end()) {
-    for (const auto& [part, one] : found->second) {
-      if (auto copy = one.lock()) {
-        alive.push_back(std::move(copy));
-      }
-    }
-  }
-  return alive;
+  const auto found = of_storage_.find(memory.unsafeGetStorageImpl());
+  return found == of_storage_.end() ? nullptr : found->second.lock();
 }
 
-std::shared_ptr<LateCopy> LateCopies::find(const at::Tensor& tensor, const StoragePart& part) {
-  std::shared_ptr<LateCopy> copy;
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto parts = of_storage_.find(tensor.storage().unsafeGetStorageImpl()); parts != of_storage_.end()) {
-      const auto found = parts->second.find(part);
-      copy = found == parts->second.end() ? nullptr : found->second.lock();
-    }
-  }
+std::shared_ptr<LateCopy> LateCopies::find(const at::Tensor& tensor) {
+  std::shared_ptr<LateCopy> copy = copy_of(tensor.storage());
   if (copy != nullptr && copy->add(tensor)) {
     held_.push_back(copy);
   }
@@ -159,21 +142,14 @@ std::shared_ptr<LateCopy> LateCopies::find(const at::Tensor& tensor, const Stora
 void LateCopies::add(const std::shared_ptr<LateCopy>& copy) {
   held_.push_back(copy);
   const std::lock_guard lock(mutex_);
-  of_storage_[copy->name()][copy->part()] = copy;
+  of_storage_[copy->name()] = copy;
 }
 
-// Another LateCopy may represent the part by now.
+// Another LateCopy may represent the storage by now.
 void LateCopies::forget(const LateCopy& dead) {
   const std::lock_guard lock(mutex_);
-  const auto parts = of_storage_.find(dead.name());
-  if (parts == of_storage_.end()) {
-    return;
-  }
-  if (const auto found = parts->second.find(dead.part()); found != parts->second.end() && found->second.expired()) {
-    parts->second.erase(found);
-  }
-  if (parts->second.empty()) {
-    of_storage_.erase(parts);
+  if (const auto found = of_storage_.find(dead.name()); found != of_storage_.end() && found->second.expired()) {
+    of_storage_.erase(found);
   }
 }
 

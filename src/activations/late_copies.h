@@ -11,8 +11,6 @@
 // to memory that was copied and is still in use, the memory stays and is copied once more. Operators of other threads,
 // and operators after the scope, are not seen.
 
-#include <compare>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -31,20 +29,12 @@ namespace snug::detail {
 
 class LateCopies;
 
-/// A part of a storage: `count` elements of a type, from element `begin` on.
-struct StoragePart {
-  c10::ScalarType dtype = c10::ScalarType::Byte;
-  int64_t begin = 0;
-  int64_t count = 0;
-  auto operator<=>(const StoragePart&) const = default;
-};
-
-/// A saved part of a storage, shared by all tensors that were saved from the part. The object keeps the memory or has a
-/// copy. Any thread may use the object.
+/// A saved storage, shared by all tensors that were saved from the storage. The object keeps the memory or has a copy.
+/// Any thread may use the object.
 class LateCopy {
  public:
   /// `tensor` has bytes, and the object keeps the bytes' memory at first. `copies` must outlive this object.
-  LateCopy(LateCopies& copies, const at::Tensor& tensor, const StoragePart& part);
+  LateCopy(LateCopies& copies, const at::Tensor& tensor);
   virtual ~LateCopy();
   LateCopy(const LateCopy&) = delete;
   LateCopy& operator=(const LateCopy&) = delete;
@@ -64,7 +54,6 @@ class LateCopy {
 
   /// The memory, unless a copy exists; nullptr for a copy. The caller must have locked `mutex`.
   const c10::Storage& memory() const { return memory_; }
-  const StoragePart& part() const { return part_; }
 
   mutable std::mutex mutex;  // guards copy and memory
 
@@ -84,7 +73,6 @@ class LateCopy {
   void hold(const c10::Storage& memory);
 
   LateCopies& copies_;
-  const StoragePart part_;
   // Does not keep the memory alive, but keeps other memory from getting the address.
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   State state_ = State::Held;
@@ -104,8 +92,8 @@ class LateCopies final : public OperatorPolicy {
     }
   }
 
-  /// The LateCopy of this part of the tensor's storage, or nullptr.
-  std::shared_ptr<LateCopy> find(const at::Tensor& tensor, const StoragePart& part);
+  /// The LateCopy of the tensor's storage, or nullptr.
+  std::shared_ptr<LateCopy> find(const at::Tensor& tensor);
   void add(const std::shared_ptr<LateCopy>& copy);
   /// Ends the scope: no operator is seen from now on. Memory that cannot be copied is kept.
   void make_all() noexcept;
@@ -114,13 +102,11 @@ class LateCopies final : public OperatorPolicy {
   friend class LateCopy;
   void make_but(const std::vector<c10::Storage>& written);
   void hold_again(const c10::Storage& memory);
-  std::vector<std::shared_ptr<LateCopy>> copies_of(const c10::StorageImpl* name) const;
+  std::shared_ptr<LateCopy> copy_of(const c10::Storage& memory) const;
   void forget(const LateCopy& dead);
 
   mutable std::mutex mutex_;  // guards of_storage_
-  // Ordered by part: a loop over the steps of a sequence may save thousands of parts of one storage, and a save must
-  // not visit all parts.
-  std::unordered_map<const c10::StorageImpl*, std::map<StoragePart, std::weak_ptr<LateCopy>>> of_storage_;
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<LateCopy>> of_storage_;
   std::vector<std::weak_ptr<LateCopy>> held_;  // used only by the thread whose operators are seen
 };
 

@@ -55,12 +55,8 @@ class SavedStorage final : public detail::LateCopy, public std::enable_shared_fr
   };
 
   SavedStorage(OffloadPolicy& policy, detail::LateCopies& copies, const at::Tensor& tensor)
-      : LateCopy(copies, tensor, whole(tensor)), policy_(policy) {}
+      : LateCopy(copies, tensor), policy_(policy) {}
   ~SavedStorage() override;
-
-  static detail::StoragePart whole(const at::Tensor& tensor) {
-    return {.count = static_cast<int64_t>(tensor.storage().nbytes())};
-  }
 
   // The memory itself if the storage did not leave; otherwise nothing.
   c10::Storage still_in_memory() const {
@@ -145,11 +141,8 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
     store_ = detail::make_offload_store(options_);
   }
 
-  // If the caller shows the operators of this thread to the result, tensors leave late; see late_copies.h.
-  detail::LateCopies& show_operators() {
-    sees_operators_ = true;
-    return copies_;
-  }
+  // The caller shows the operators of this thread to the result.
+  detail::LateCopies& copies() { return copies_; }
 
   std::any pack(const at::Tensor& tensor) override {
     const int64_t least = std::max<int64_t>(1, options_.min_bytes.count());
@@ -192,15 +185,10 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
 
  private:
   std::shared_ptr<SavedStorage> storage_of(const at::Tensor& tensor) {
-    auto saved = std::static_pointer_cast<SavedStorage>(
-        sees_operators_ ? copies_.find(tensor, SavedStorage::whole(tensor)) : nullptr);
+    auto saved = std::static_pointer_cast<SavedStorage>(copies_.find(tensor));
     if (saved == nullptr) {
       saved = std::make_shared<SavedStorage>(*this, copies_, tensor);
-      if (sees_operators_) {
-        copies_.add(saved);
-      } else {
-        saved->make();
-      }
+      copies_.add(saved);
     }
     const std::lock_guard lock(mutex_);
     turns_.erase(saved->turn);
@@ -267,7 +255,6 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
   const OffloadOptions options_;
   std::unique_ptr<OffloadStore> store_;
   detail::LateCopies copies_;
-  bool sees_operators_ = false;
   mutable std::mutex mutex_;                 // guards the following members
   std::map<uint64_t, SavedStorage*> turns_;  // a destructor removes its own entry
   uint64_t next_turn_ = 1;
@@ -302,7 +289,7 @@ class SaveOnHost::Impl {
  public:
   explicit Impl(OffloadOptions options)
       : policy_(std::make_shared<OffloadPolicy>(std::move(options))),
-        copies_(policy_->show_operators()),
+        copies_(policy_->copies()),
         operators_(copies_),
         saved_(policy_) {}
   ~Impl() { copies_.make_all(); }

@@ -3,19 +3,11 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <map>
-#include <optional>
-#include <set>
 #include <tuple>
 #include <utility>
 
 #include "src/planner/at.h"
 #include "src/planner/bound.h"
-#include "src/planner/descent.h"
-#include "src/planner/filling.h"
-#include "src/planner/pool.h"
-#include "src/planner/segment_plans.h"
-#include "src/planner/storage_uses.h"
 
 // Which storages should be kept, rebuilt or offloaded, so that a step fits into a budget and is fastest? The choice is
 // NP-hard already on chains (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal checkpointing for heterogeneous
@@ -75,49 +67,16 @@ Stays frugal(const Simulator& simulator, const StorageUses& uses, Stay choice) {
 
 }  // namespace
 
-class Solver::Search {
- public:
-  Search(const Simulator& simulator, SolverOptions options)
-      : simulator_(simulator),
-        options_(options),
-        uses_(simulator),
-        pool_(simulator),
-        descent_(simulator, uses_, pool_),
-        filling_(simulator, uses_, pool_) {}
-
-  void solve(int64_t budget);
-  void search_longer(SolverOptions options) {
-    options_ = options;
-    searched_.clear();
-  }
-  void accept(const Stays& plan, int64_t budget) {
-    pool_.evaluate(plan, budget);
-    searched_.insert(budget);
-  }
-  Answer answer(int64_t budget);
-  Solution smallest();
-  const Pool& pool() const { return pool_; }
-
- private:
-  std::vector<Point> first_plans(int64_t budget);
-  Stays smallest_of_these_times();
-  Solution plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget);
-  double bound_within(int64_t budget);
-
-  const Simulator& simulator_;
-  SolverOptions options_;
-  const StorageUses uses_;
-  Pool pool_;
-  Descent descent_;
-  Filling filling_;
-  std::optional<SegmentPlans> segment_plans_;  // made by the first search
-  std::map<int64_t, double> bounds_;           // by budget, for all budgets that were asked for
-  std::optional<Stays> smallest_;              // the answer of smallest()
-  std::set<int64_t> searched_;                 // budgets for which nothing new has come since the search
-};
+Solver::Solver(const Simulator& simulator, SolverOptions options)
+    : simulator_(simulator),
+      options_(options),
+      uses_(simulator),
+      pool_(simulator),
+      descent_(simulator, uses_, pool_),
+      filling_(simulator, uses_, pool_) {}
 
 // If plain training fits, nothing is faster. A plan with fewer bytes may be as fast.
-Answer Solver::Search::answer(int64_t budget) {
+Answer Solver::answer(int64_t budget) {
   const Stays all = keep_all(simulator_.profile());
   if (const Simulation plain = simulator_.run(all); plain.peak_bytes <= budget) {
     return plan_of(all, plain.seconds, plain.peak_bytes, budget);
@@ -130,7 +89,7 @@ Answer Solver::Search::answer(int64_t budget) {
   return plan_of(best.second, best.first, peak, budget);
 }
 
-Solution Solver::Search::plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) {
+Solution Solver::plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) {
   const Simulation plain = simulator_.run(keep_all(simulator_.profile()));
   return {.stays = stays,
           .peak_bytes = peak,
@@ -140,7 +99,7 @@ Solution Solver::Search::plan_of(const Stays& stays, double seconds, int64_t pea
           .bound_seconds = std::min(seconds, bound_within(budget))};
 }
 
-double Solver::Search::bound_within(int64_t budget) {
+double Solver::bound_within(int64_t budget) {
   auto bound = bounds_.find(budget);
   if (bound == bounds_.end()) {
     bound = bounds_.emplace(budget, lower_bound_seconds(simulator_, budget)).first;
@@ -149,7 +108,7 @@ double Solver::Search::bound_within(int64_t budget) {
 }
 
 // Plans to polish, the most promising plan first.
-std::vector<Point> Solver::Search::first_plans(int64_t budget) {
+std::vector<Point> Solver::first_plans(int64_t budget) {
   if (!segment_plans_) {
     segment_plans_.emplace(simulator_, uses_, pool_);
   }
@@ -187,7 +146,7 @@ std::vector<Point> Solver::Search::first_plans(int64_t budget) {
   return result;
 }
 
-void Solver::Search::solve(int64_t budget) {
+void Solver::search(int64_t budget) {
   constexpr size_t kPolished = 5;
   constexpr int64_t kSimulations = 1'000;  // small graphs gain next to nothing from more
   constexpr double kGoodEnough = 1.005;    // times the bound: then the search ends
@@ -209,13 +168,13 @@ void Solver::Search::solve(int64_t budget) {
   }
 }
 
-Solution Solver::Search::smallest() {
+Solution Solver::smallest() {
   const bool is_known = smallest_.has_value();
   if (!is_known) {
     const Simulator even(with_even_times(simulator_.profile()));
-    Search search(even, options_);
-    smallest_ = search.smallest_of_these_times();
-    pool_.add_steps(search.pool_.steps());
+    Solver solver(even, options_);
+    smallest_ = solver.smallest_of_these_times();
+    pool_.add_steps(solver.steps());
   }
   const Point point = pool_.evaluate(*smallest_, 0);
   if (!is_known) {
@@ -224,13 +183,13 @@ Solution Solver::Search::smallest() {
   return plan_of(point.plan, point.run.seconds, point.run.peak_bytes, point.run.peak_bytes);
 }
 
-Stays Solver::Search::smallest_of_these_times() {
+Stays Solver::smallest_of_these_times() {
   constexpr int kTries = 4;  // a search for a budget that is just missed ends lower than a search for 0 bytes
   const int64_t bound = lower_bound_bytes(simulator_);
   int64_t least = std::numeric_limits<int64_t>::max();
   int64_t budget = 0;
   for (int i = 0; i < kTries; ++i) {
-    solve(budget);
+    search(budget);
     const int64_t found = pool_.known().begin()->first;
     if (found == least || found == bound) {
       break;
@@ -241,36 +200,32 @@ Stays Solver::Search::smallest_of_these_times() {
   return pool_.known().begin()->second.second;
 }
 
-Solver::Solver(const Simulator& simulator, SolverOptions options)
-    : search_(std::make_unique<Search>(simulator, options)) {}
-
-Solver::~Solver() = default;
-Solver::Solver(Solver&&) noexcept = default;
-
 Answer Solver::solve(int64_t budget) {
-  search_->solve(budget);
-  return search_->answer(budget);
+  search(budget);
+  return answer(budget);
 }
 
-void Solver::search_longer(SolverOptions options) { search_->search_longer(options); }
+void Solver::search_longer(SolverOptions options) {
+  options_ = options;
+  searched_.clear();
+}
 
-void Solver::accept(const Stays& plan, int64_t budget) { search_->accept(plan, budget); }
+void Solver::accept(const Stays& plan, int64_t budget) {
+  pool_.evaluate(plan, budget);
+  searched_.insert(budget);
+}
 
 std::vector<Answer> Solver::curve(std::vector<int64_t> budgets) {
   std::vector<int64_t> ascending = budgets;
   std::sort(ascending.begin(), ascending.end());
   for (const int64_t budget : ascending) {
-    search_->solve(budget);
+    search(budget);
   }
   std::vector<Answer> answers;
   for (const int64_t budget : budgets) {
-    answers.push_back(search_->answer(budget));
+    answers.push_back(answer(budget));
   }
   return answers;
 }
-
-Solution Solver::smallest() { return search_->smallest(); }
-int64_t Solver::simulations() const { return search_->pool().simulations(); }
-int64_t Solver::steps() const { return search_->pool().steps(); }
 
 }  // namespace snug::plan

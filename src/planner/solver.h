@@ -7,12 +7,19 @@
 //   auto answer = solver.solve(64 << 20);      // a Solution, or Infeasible with the smallest peak that was found
 
 #include <cstdint>
-#include <memory>
+#include <map>
+#include <optional>
+#include <set>
 #include <variant>
 #include <vector>
 
+#include "src/planner/descent.h"
+#include "src/planner/filling.h"
+#include "src/planner/pool.h"
+#include "src/planner/segment_plans.h"
 #include "src/planner/simulator.h"
 #include "src/planner/solution.h"
+#include "src/planner/storage_uses.h"
 
 namespace snug::plan {
 
@@ -36,8 +43,8 @@ class Solver {
  public:
   /// Keeps a reference to the simulator.
   explicit Solver(const Simulator& simulator, SolverOptions options = {});
-  ~Solver();
-  Solver(Solver&&) noexcept;
+  Solver(const Solver&) = delete;
+  Solver& operator=(const Solver&) = delete;
 
   /// The fastest plan within `budget` bytes that was found in this call or in an earlier call. A repeated call is
   /// answered without another search, unless smallest() has found a plan within `budget` in between.
@@ -60,13 +67,28 @@ class Solver {
   Solution smallest();
 
   /// Number of plans simulated so far.
-  int64_t simulations() const;
+  int64_t simulations() const { return pool_.simulations(); }
   /// Steps of all simulations (see Simulation), and of estimates of the time of rebuilds.
-  int64_t steps() const;
+  int64_t steps() const { return pool_.steps(); }
 
  private:
-  class Search;
-  std::unique_ptr<Search> search_;
+  void search(int64_t budget);
+  Answer answer(int64_t budget);
+  std::vector<Point> first_plans(int64_t budget);
+  Stays smallest_of_these_times();
+  Solution plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget);
+  double bound_within(int64_t budget);
+
+  const Simulator& simulator_;
+  SolverOptions options_;
+  const StorageUses uses_;
+  Pool pool_;
+  Descent descent_;
+  Filling filling_;
+  std::optional<SegmentPlans> segment_plans_;  // made by the first search
+  std::map<int64_t, double> bounds_;           // by budget, for all budgets that were asked for
+  std::optional<Stays> smallest_;              // the answer of smallest()
+  std::set<int64_t> searched_;                 // budgets for which nothing new has come since the search
 };
 
 }  // namespace snug::plan

@@ -2,6 +2,8 @@
 
 #include "src/planner/search.h"
 
+#include <list>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -142,15 +144,15 @@ TEST(Search, TakesFewerMicroBatchesWhereTimesDoNotTellThemApart) {
 TEST(Search, IsAsGoodWithSolversThatHaveAnsweredOtherBudgets) {
   const Splits splits;
   for (const bool rises : {false, true}) {
-    std::vector<Solver> solvers;
+    std::list<Solver> solvers;
     for (const Candidate& candidate : splits.all()) {
       solvers.emplace_back(*candidate.simulator, kQuick);
     }
     for (const int64_t eighths : rises ? std::vector<int64_t>{3, 5, 7, 8} : std::vector<int64_t>{8, 7, 5, 3}) {
       const SearchOptions options{.batch = 8, .budget = splits.plain() * eighths / 8, .solver = kQuick};
       std::vector<Candidate> remembering = splits.all();
-      for (size_t i = 0; i < remembering.size(); ++i) {
-        remembering[i].solver = &solvers[i];
+      for (auto [i, solver] = std::pair(size_t{0}, solvers.begin()); i < remembering.size(); ++i, ++solver) {
+        remembering[i].solver = &*solver;
       }
       const Search fresh = search(splits.all(), options), again = search(remembering, options);
       ASSERT_TRUE(fresh.choice && again.choice);
