@@ -435,6 +435,32 @@ TEST_F(WeightsOnHost, HaveTheGradientsOfSeveralMicroBatchesAndOfClipping) {
   EXPECT_TRUE(train(options(tight())) == train({}));
 }
 
+// On a stream of their own, from memory that is poisoned as soon as it is released. The sums of three micro-batches are
+// the CPU's.
+TEST_F(WeightsOnHost, LetGradientsLeaveOnLateStreams) {
+  for (const int64_t items : {16, 48}) {
+    const Batch batch = device_batch(items);
+    const std::string expected = [&] {
+      PlannedTraining plain({.micro_batch = 16}, layers());
+      for (int step = 0; step < 3; ++step) {
+        plain.step(batch);
+      }
+      return bits_of(plain.state());
+    }();
+    for (const bool copies_are_early : {false, true}) {
+      PlannedTraining run(options(tight()), layers());
+      {
+        const sim_device::LazyStreams late(copies_are_early);
+        for (int step = 0; step < 3; ++step) {
+          run.step(batch);
+        }
+      }
+      ASSERT_TRUE(is_outside(run));
+      EXPECT_TRUE(bits_of(run.state()) == expected) << items << " items, early: " << copies_are_early;
+    }
+  }
+}
+
 // Forward and backward wait for copies as long as planned, to two operators: for gradients that leave, and for weights
 // that no operator hides.
 TEST_F(WeightsOnHost, TakeTheTimeThatThePlanPredicts) {
@@ -522,6 +548,51 @@ TEST_F(WeightsOnHost, MayNeverHaveBeenOnTheDevice) {
   nn::Linear linear(2, 2);
   EXPECT_THAT(testing::error_of<ConfigError>([&] { move_with_weights_on_host(*linear, torch::kCPU); }),
               HasSubstr("the device is the CPU"));
+}
+
+// The device has no room for the weights when the first Stepper ends. The second Stepper takes over the weights, and
+// the memory of the first window.
+TEST_F(WeightsOnHost, StayOutsideBetweenTwoSteppersWithoutRoomOnTheDevice) {
+  const Batch batch = device_batch(16);
+  for (const Weights weights : {Weights::Full, Weights::Low}) {
+    const auto on_cpu = [&] {
+      auto model = testing::make_mlp({32, kWide, kWide, kWide, kWide, kWide, kWide, kWide, 32});
+      model->to(weights == Weights::Low ? torch::kBFloat16 : torch::kFloat);
+      return model;
+    };
+    const auto train = [&](StepperOptions with, const nn::Sequential& model) {
+      with.weights = weights;
+      with.precision = weights == Weights::Low ? Precision::BFloat16 : Precision::Float32;
+      PlannedTraining run(with, model);
+      for (int step = 0; step < 2; ++step) {
+        run.step(batch);
+      }
+      EXPECT_EQ(with.budget.offload && is_outside(run), with.budget.offload.has_value());
+      return bits_of(run.state());
+    };
+    nn::Sequential plain = on_cpu();
+    testing::move_to(*plain, device());
+    std::vector<std::string> expected;
+    for (int stepper = 0; stepper < 3; ++stepper) {
+      expected.push_back(train({.micro_batch = 16}, plain));
+    }
+    plain = nullptr;
+
+    c10::getDeviceAllocator(device().type())->emptyCache();
+    const Bytes budget(live() + (weights == Weights::Low ? 2 : 5) * kWeight);  // the weights alone are more
+    const int64_t limit = sim_device::set_limit(budget.count());
+    nn::Sequential model = on_cpu();
+    move_with_weights_on_host(*model, c10::Device(device().type()));
+    std::vector<int64_t> left;
+    for (int stepper = 0; stepper < 3; ++stepper) {
+      EXPECT_TRUE(train(options(budget), model) == expected[stepper]) << stepper;
+      left.push_back(live());
+      EXPECT_THROW(model->parameters()[2].data_ptr(), c10::Error) << "it is outside";
+    }
+    EXPECT_EQ(left[1], left[0]) << "one window";
+    EXPECT_EQ(left[2], left[0]);
+    (void)sim_device::set_limit(limit);
+  }
 }
 
 TEST_F(WeightsOnHost, StayInMemoryWhereTheStateAloneMustLeave) {

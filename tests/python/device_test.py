@@ -217,7 +217,7 @@ class OnDevice(unittest.TestCase):
         optimizer.keep_state_in(snug.StateOnHost())
         with self.assertRaisesRegex(snug.ConfigError, "StateOnDevice"):
             optimizer.keep_state_in(snug.StateOnDevice())
-        with self.assertRaisesRegex(snug.ConfigError, "1.0 KiB"):
+        with self.assertRaisesRegex(snug.ConfigError, "1.00 KiB"):
             optimizer.keep_state_in(snug.StateOnHost(1024))
         with self.assertRaisesRegex(snug.ConfigError, "'host' is no place"):
             optimizer.keep_state_in("host")
