@@ -90,10 +90,11 @@ class _Optimizer(torch.optim.Optimizer):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over moments and options. An error leaves the optimizer as it was."""
+        """Takes over moments and options, also those of torch.optim.AdamW for an AdamW. An error leaves the optimizer as it was."""
         def take_moments(_, state_dict):
             state = {str(index): of_one for index, of_one in state_dict["state"].items()}
-            self._native.load_state_dict({"state": state, "param_groups": state_dict["param_groups"]})
+            groups = [{name: value for name, value in group.items() if value is not None} for group in state_dict["param_groups"]]
+            self._native.load_state_dict({"state": state, "param_groups": groups})
             return {**state_dict, "state": {}}
 
         before, groups = self._native.state_dict(), self.param_groups
