@@ -79,7 +79,8 @@ void bind_optimizers(py::module_& module) {
   }));
   py::class_<AdamW8bit, FusedOptimizer>(module, "AdamW8bit")
       .def(py::init([](const py::list& param_groups, int64_t min_elements) {
-             return std::make_unique<AdamW8bit>(groups_of(param_groups), AdamW8bitOptions{.min_elements = min_elements});
+             return std::make_unique<AdamW8bit>(groups_of(param_groups),
+                                                AdamW8bitOptions{.min_elements = min_elements});
            }),
            py::arg("param_groups"), py::arg("min_elements"));
 }

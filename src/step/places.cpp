@@ -68,10 +68,13 @@ class WeightsThatStay {
     models_.push_back(std::move(model));
   }
 
-  /// Ends the windows of models whose weights are all among `storages`. The storages keep their values.
+  /// Ends the windows of models whose weights are all among `storages`, or are gone. The storages keep their values.
   void hand_over(const std::vector<c10::Storage>& storages) {
+    constexpr size_t kOwn = 3;  // uses of a storage: `weights`, `home` and `window`
     const auto is_there = [&](const c10::Storage& weight) {
-      return std::ranges::any_of(storages, [&](const c10::Storage& one) { return one.unsafeGetStorageImpl() == weight.unsafeGetStorageImpl(); });
+      return weight.use_count() == kOwn || std::ranges::any_of(storages, [&](const c10::Storage& one) {
+               return one.unsafeGetStorageImpl() == weight.unsafeGetStorageImpl();
+             });
     };
     const std::lock_guard lock(mutex_);
     for (auto model = models_.begin(); model != models_.end();) {
