@@ -341,6 +341,25 @@ TEST_F(WeightsOnHostPlace, StaysAsItWasIfTheHostHasTooLittleMemory) {
   EXPECT_TRUE(bits_of(gradients()) == expected);
 }
 
+// The memory of gradients that have left is released and poisoned when the host waits for the loss. The copies have read
+// the memory before, and are complete at the end.
+TEST_F(WeightsOnHostPlace, HasTheGradientsThatLeaveOnLateStreams) {
+  go_backward();
+  const std::string expected = bits_of(gradients());
+  ASSERT_TRUE(has_come());
+  for (const bool host_waits : {false, true}) {
+    const sim_device::LazyStreams late;
+    place_.begin();
+    const Tensor loss = loss_of(model_, batch_);
+    loss.backward();
+    if (host_waits) {
+      loss.item<float>();
+    }
+    place_.end();
+    EXPECT_TRUE(bits_of(gradients()) == expected) << host_waits;
+  }
+}
+
 TEST_F(WeightsOnHostPlace, HasAWindowLaterIfAnotherUserOfTheDeviceTakesTheRoom) {
   go_backward();
   const std::string expected = bits_of(gradients()), weights = bits_of(clones_of(model_->parameters()));
