@@ -341,8 +341,8 @@ TEST_F(WeightsOnHostPlace, StaysAsItWasIfTheHostHasTooLittleMemory) {
   EXPECT_TRUE(bits_of(gradients()) == expected);
 }
 
-// The memory of gradients that have left is released and poisoned when the host waits for the loss. The copies have read
-// the memory before, and are complete at the end.
+// The memory of gradients that have left is released and poisoned when the host waits for the loss. The copies have
+// read the memory before, and are complete at the end.
 TEST_F(WeightsOnHostPlace, HasTheGradientsThatLeaveOnLateStreams) {
   go_backward();
   const std::string expected = bits_of(gradients());
