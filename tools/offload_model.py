@@ -13,7 +13,8 @@ The arithmetic is that of a Stepper with 16-bit weights, FP32 masters (Weights::
   two layers of the weights.
 - Weights come for forward, and again for backward with the recomputation: 4 P bytes, beside the operators. The first layer comes before
   the first operator.
-- A gradient leaves in 16 bits, 2 P bytes in all, and the operators wait for it. The host widens it: 2 P read, 4 P written.
+- A gradient leaves in 16 bits, 2 P bytes in all, beside the operators of backward, which with the recomputation are three quarters of all.
+  The host widens it meanwhile: 2 P read, 4 P written. Nothing hides copy and widening of the last layer's.
 - The host updates masters and moments (12 P read, 12 P written, gradients 4 P read) and rounds the masters (4 P read, 2 P written). With
   the weights on the card, gradients and masters (8 P) go to the host and masters (4 P) come back, beside the update.
 """
@@ -55,7 +56,7 @@ def simulated_passes(computing, link, layers):
 
 
 def predict(parameters, machine, tokens):
-    """The place, and the seconds of a step: as it is, and if copies of gradients and the update hid behind the operators, too."""
+    """The place, and the seconds of a step: as it is, and if the update hid behind the operators, too."""
     room = machine.memory - machine.activations
     computing = 8 * parameters * tokens / machine.flops
     if 18 * parameters <= room:
@@ -64,9 +65,10 @@ def predict(parameters, machine, tokens):
         update = max(28 * parameters / machine.host, 12 * parameters / machine.link)
         return "state on the host", computing + update, max(computing, update)
     weights, gradients = 4 * parameters / machine.link, 2 * parameters / machine.link
-    update = (6 + 34) * parameters / machine.host
+    widening, update = 6 * parameters / machine.host, 34 * parameters / machine.host
     window = passes(computing, weights, LAYERS)
-    return "all on the host", window + gradients + update, max(window, gradients, update)
+    backward = max(3 / 4 * window, gradients, widening) + (gradients + widening) / LAYERS
+    return "all on the host", window / 4 + backward + update, max(window, gradients, widening + update)
 
 
 def row(parameters, machine, tokens):

@@ -90,6 +90,10 @@ std::vector<at::Tensor> tensors_of(const snug_array* arrays, size_t count) {
 }
 
 snug_array array_of(const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) {
+    throw ConfigError("array: the tensor is on " + tensor.device().str() +
+                      ", and an array is memory of the CPU; save the weights of the model");
+  }
   if (!tensor.is_contiguous()) {
     throw ConfigError("array: the tensor is not in the order of C; save the model with contiguous tensors");
   }

@@ -9,6 +9,7 @@
 
 #include "bindings/c/arrays.h"
 #include "bindings/c/errors.h"
+#include "snug/memory.h"
 #include "snug/safetensors.h"
 
 struct snug_results {
@@ -48,6 +49,29 @@ std::map<std::string, at::Tensor> read_weights(const std::string& file, const sn
   return result;
 }
 
+c10::Device device_of(const std::string& name) {
+  try {
+    return c10::Device(name);
+  } catch (const c10::Error&) {
+    throw snug::ConfigError(fmt::format("snug_model: '{}' is no device; give cpu, cuda, cuda:1 and the like", name));
+  }
+}
+
+// Tensors of steppers, and arrays on the CPU's memory, would be of the model as it was.
+template <class Move>
+snug_status move_to(snug_model* model, const char* device, const Move& move) {
+  return guarded([&] {
+    snug_model& of = required(model, "snug_model: model");
+    const c10::Device to = device_of(&required(device, "snug_model: device"));
+    if (of.module.use_count() > 1) {
+      throw snug::ConfigError("snug_model: the model has a stepper; move the model before a stepper is made");
+    }
+    move(*of.module, to);
+    of.tensors = of.module->state_dict();
+    of.device = to;
+  });
+}
+
 }  // namespace
 
 snug_model::snug_model(const char* file) : module(snug::load_exported(file)), tensors(module->state_dict()) {
@@ -64,6 +88,14 @@ snug_status snug_model_load(const char* file, snug_model** model) {
 }
 
 void snug_model_free(snug_model* model) { delete model; }
+
+snug_status snug_model_to(snug_model* model, const char* device) {
+  return move_to(model, device, [](snug::ExportedModule& module, c10::Device to) { module.to(to); });
+}
+
+snug_status snug_model_move_with_weights_on_host(snug_model* model, const char* device) {
+  return move_to(model, device, &snug::move_with_weights_on_host);
+}
 
 size_t snug_model_input_count(const snug_model* model) { return model ? model->module->input_names().size() : 0; }
 
@@ -122,8 +154,12 @@ snug_status snug_model_forward(snug_model* model, const snug_array* inputs, size
     snug_results*& result = required(results, "snug_model_forward: results");
     const at::NoGradGuard no_grad;
     auto made = std::make_unique<snug_results>();
-    for (const at::Tensor& output : of.module->run(snug::c::tensors_of(inputs, count))) {
-      made->tensors.push_back(output.clone(at::MemoryFormat::Contiguous));  // it may be an input, or a parameter
+    std::vector<at::Tensor> tensors = snug::c::tensors_of(inputs, count);
+    for (at::Tensor& tensor : tensors) {
+      tensor = tensor.to(of.device);
+    }
+    for (const at::Tensor& output : of.module->run(tensors)) {
+      made->tensors.push_back(output.cpu().clone(at::MemoryFormat::Contiguous));  // it may be an input, or a parameter
     }
     result = made.release();
   });

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include "snug/c.h"
 #include "snug/exported/exported_module.h"
@@ -17,4 +18,5 @@ struct snug_model {
   std::shared_ptr<snug::ExportedModule> module;
   std::map<std::string, at::Tensor> tensors;  ///< parameters and buffers, on their own memory
   std::vector<std::string> names;             ///< of `tensors`, in their order
+  c10::Device device{c10::kCPU};
 };

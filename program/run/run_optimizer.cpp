@@ -67,15 +67,9 @@ std::unique_ptr<FusedOptimizer> optimizer_of(const TrainConfig& config, const Gr
 
 }  // namespace
 
-RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, c10::Device device,
+RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config,
                            const std::shared_ptr<ProcessGroup>& group, bool is_sharded)
     : scratch_(config.out) {
-  if (config.optimizer == OptimizerChoice::AdamW8bit && !device.is_cpu()) {
-    throw ConfigError(
-        fmt::format("train: the optimizer {} runs on the CPU only, and the device is {}; give --device "
-                    "cpu, or begin a run with another --optimizer",
-                    to_string(config.optimizer), device.str()));
-  }
   const auto make = [&config](const Groups& groups) { return optimizer_of(config, groups); };
   const auto groups = parameter_groups(model, config);
   if (is_sharded && group != nullptr) {
@@ -84,6 +78,9 @@ RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& co
     optimizer_ = std::move(sharded);
   } else {
     optimizer_ = make(groups);
+  }
+  if (MovableState* const state = capabilities_of(*optimizer_).movable_state; !state->may_stay_on_device()) {
+    state->keep_state_in(StateOnHost());  // whose updates the CPU makes
   }
 }
 

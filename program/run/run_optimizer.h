@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 
-#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -17,10 +16,10 @@ namespace snug::detail {
 
 class RunOptimizer {
  public:
-  /// `group`: null for a run on one rank. `is_sharded`: each rank keeps a share of the state. Throws ConfigError for an
-  /// optimizer that cannot update parameters on `device`.
-  RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, c10::Device device,
-               const std::shared_ptr<ProcessGroup>& group, bool is_sharded);
+  /// `group`: null for a run on one rank. `is_sharded`: each rank keeps a share of the state. The state is on the host
+  /// if only the CPU can make the updates.
+  RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group,
+               bool is_sharded);
 
   torch::optim::Optimizer& operator*() const { return *optimizer_; }
   torch::optim::Optimizer* operator->() const { return optimizer_.get(); }

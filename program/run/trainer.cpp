@@ -99,7 +99,7 @@ class Trainer::Impl {
         data_(within_limit(config_, "the data", [&] { return detail::load_run_data(config_, task_.inputs); })),
         data_checksum_(data_->checksum()),
         sampler_(data_->samples(Split::Train), static_cast<uint64_t>(config_.seed)),
-        optimizer_(model_, config_, device_, ranks_.group(), config_.shard_optimizer || may_shard()),
+        optimizer_(model_, config_, ranks_.group(), config_.shard_optimizer || may_shard()),
         data_parallel_(within_limit(config_, "the buckets of gradients", [&] { return make_data_parallel(); })),
         stepper_(within_limit(config_, "the stepper", [&] { return make_stepper(); })),
         snapshots_(snapshots_path(config_.out), {.on_damaged = [this](int64_t step, const std::string& reason) {

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from . import _snug
-from ._adamw8bit import AdamW8bit, native_of
 from ._first_step import FirstStep
 from ._memory import live_bytes
+from ._optimizers import is_native, native_of
 from ._plan import curve
 
 
@@ -28,7 +28,7 @@ def estimate_memory(loss_of: Callable[[], Tensor], optimizer: torch.optim.Optimi
     steps, state = curve(loss_of, 2), 0
     groups = optimizer.param_groups if optimizer is not None else []
     parameters = [p for group in groups for p in group["params"] if p.requires_grad]
-    if isinstance(optimizer, AdamW8bit):
+    if is_native(optimizer):
         state = native_of(optimizer).state_bytes_to_come()
     elif optimizer is not None:
         with torch.random.fork_rng(devices=[]):

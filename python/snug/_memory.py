@@ -1,12 +1,12 @@
-"""MemoryMeter and MemoryLimit."""
+"""MemoryMeter, MemoryLimit, and models that are larger than their device."""
 
 from typing import Any
 
 import torch
 
 from . import _snug
-from ._adamw8bit import native_of
 from ._errors import ConfigError
+from ._optimizers import native_of
 
 
 class MemoryMeter:
@@ -67,3 +67,18 @@ class MemoryLimit:
 def live_bytes(device: torch.device | str = "cpu") -> int:
     """Bytes of tensor memory alive on a device now."""
     return _snug.live_bytes(str(torch.device(device)))
+
+
+def move_with_weights_on_host(model: torch.nn.Module, device: torch.device | str) -> torch.nn.Module:
+    """Moves a model from the CPU to a device that has no room for its weights, and returns it.
+
+        model = snug.move_with_weights_on_host(Model(), "cuda")
+        optimizer = snug.AdamW(model.parameters())
+        stepper = snug.Stepper(model, optimizer, memory="20GiB", offload="")
+
+    Parameters of 64 KiB and more take no memory of the device: their values go to page-locked memory of the host, and come to the device in
+    the steps of a Stepper with `offload`, for the operators of the thread of the Stepper. Before the first step an access raises.
+    ConfigError if `device` is the CPU, snug.Error if the host has too little memory.
+    """
+    _snug.move_with_weights_on_host(model, str(torch.device(device)))
+    return model

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from . import _snug
-from ._adamw8bit import AdamW8bit, native_of
 from ._environment import meet_compilers, refuse_sharded_model, warn_of_own_checkpoints
 from ._errors import ConfigError
+from ._optimizers import is_native, native_of
 from ._other_state import buffers_are_put_back
 
 
@@ -26,7 +26,8 @@ class Stepper:
             result = stepper.step((x, y), lambda x, y: F.cross_entropy(model(x), y))
             print(result.loss)
 
-    model: a torch.nn.Module, unmodified. optimizer: a torch.optim.Optimizer whose step() needs no closure, or AdamW8bit.
+    model: a torch.nn.Module, unmodified. optimizer: a torch.optim.Optimizer whose step() needs no closure; snug.AdamW and snug.AdamW8bit are
+    the ones whose state may leave memory.
     memory: most tensor memory that may be alive during a step, of whatever kind: model, optimizer, batch, gradients,
     activations. A number of bytes, a text such as "8GiB", or None: no budget. What cannot be kept is BudgetExceeded.
     An update of the optimizer is never stopped halfway: where it takes more than its state, which is known before, and a
@@ -35,7 +36,8 @@ class Stepper:
     precision: what forward computes in: "float32", "bfloat16", "float16" (with loss scaling) or "auto".
     clip_norm: largest norm of all gradients together; 0: no clipping.
     split_batch_norm: whether a batch may be cut though the model normalises by its statistics.
-    offload: a folder on a disk that activations may go to meanwhile; for a model on a device "", its host's memory.
+    offload: a folder on a disk that activations may go to meanwhile; for a model on a device "", its host's memory. With snug.AdamW or
+    snug.AdamW8bit the optimizer's state, weights and gradients go there, too, if nothing fits otherwise.
     plan_folder: a folder that keeps plans, so that the next run plans nothing.
     plan: False: `memory` is a limit only, and everything is as the other options have it.
     """
@@ -70,9 +72,9 @@ class Stepper:
         meet_compilers()
         if _groups(self._optimizer) != self._groups:
             raise ConfigError("Stepper.step: the optimizer has other parameters than before; make a new Stepper")
-        if isinstance(self._optimizer, AdamW8bit):
+        if is_native(self._optimizer):
             if self._optimizer._optimizer_step_pre_hooks or self._optimizer._optimizer_step_post_hooks:
-                raise ConfigError("Stepper.step: hooks of AdamW8bit's step would not be called, as C++ makes it; remove them")
+                raise ConfigError("Stepper.step: hooks of a snug optimizer's step would not be called, as C++ makes it; remove them")
             self._optimizer._native_optimizer()
             self._optimizer._opt_called = True  # which a schedule of torch's asks for
         tensors, of_tensors = _tensors_of(batch), loss_of

@@ -62,6 +62,10 @@ void bind_memory(py::module_& module) {
       .def(py::init([](const std::string& device) { return std::make_unique<detail::PeakWatch>(c10::Device(device)); }))
       .def("peak", &detail::PeakWatch::peak);
   module.def("bytes_of", [](const py::object& value) { return bytes_of(value).count(); });
+  module.def("move_with_weights_on_host", [](const py::object& model, const std::string& device) {
+    PythonModule tensors(model);
+    move_with_weights_on_host(tensors, c10::Device(device));
+  });
   module.def("live_bytes", [](const std::string& device) { return live_bytes(c10::Device(device)).count(); });
 }
 

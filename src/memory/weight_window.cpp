@@ -188,9 +188,12 @@ void WeightWindow::bring(size_t number) {
   }
   enter(number);
   home_.use(number);
+  if (home_.brings_beside_operators()) {
+    return;
+  }
   const auto next = std::find_if(foreseen_.begin() + static_cast<std::ptrdiff_t>(at_), foreseen_.end(),
                                  [this](size_t one) { return !entries_[one].is_in; });
-  if (next != foreseen_.end() && !home_.brings_beside_operators()) {
+  if (next != foreseen_.end()) {
     home_.read_ahead(*next);
   }
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <list>
+#include <mutex>
 #include <unordered_set>
 #include <utility>
 
@@ -37,6 +39,59 @@ std::vector<c10::Storage> large_storages(const std::vector<std::vector<at::Tenso
   return all;
 }
 
+// All values are on the host when the call returns, and nothing uses the window.
+void take_out(WeightWindow& window, HostHome& home, size_t storages) {
+  window.let_go();
+  for (size_t i = 0; i < storages; ++i) {
+    home.finish_copies(i);
+  }
+}
+
+// The weights of models that found no room on the device at the end of a ModelPlace, with the windows through which
+// operators bring the weights.
+class WeightsThatStay {
+ public:
+  struct Model {
+    std::vector<c10::Storage> weights;
+    size_t storages;  // of home and window: weights and masters
+    std::unique_ptr<HostHome> home;
+    std::unique_ptr<WeightWindow> window;
+  };
+
+  static WeightsThatStay& in_process() {
+    static auto* const all = new WeightsThatStay;  // devices may end before statics
+    return *all;
+  }
+
+  void add(Model model) {
+    const std::lock_guard lock(mutex_);
+    models_.push_back(std::move(model));
+  }
+
+  /// Ends the windows of models whose weights are all among `storages`, or are gone. The storages keep their values.
+  void hand_over(const std::vector<c10::Storage>& storages) {
+    constexpr size_t kOwn = 3;  // uses of a storage: `weights`, `home` and `window`
+    const auto is_there = [&](const c10::Storage& weight) {
+      return weight.use_count() == kOwn || std::ranges::any_of(storages, [&](const c10::Storage& one) {
+               return one.unsafeGetStorageImpl() == weight.unsafeGetStorageImpl();
+             });
+    };
+    const std::lock_guard lock(mutex_);
+    for (auto model = models_.begin(); model != models_.end();) {
+      if (!std::ranges::all_of(model->weights, is_there)) {
+        ++model;
+        continue;
+      }
+      take_out(*model->window, *model->home, model->storages);
+      model = models_.erase(model);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<Model> models_;
+};
+
 }  // namespace
 
 ModelPlace::~ModelPlace() {
@@ -46,8 +101,10 @@ ModelPlace::~ModelPlace() {
   try {
     leave();
   } catch (const std::exception&) {  // the values are only there
-    (void)window_.release();
-    (void)on_host_.release();
+    WeightsThatStay::in_process().add({.weights = large_storages({model_.parameters()}, parameters_.device()),
+                                       .storages = moved_.size(),
+                                       .home = std::move(on_host_),
+                                       .window = std::move(window_)});
   }
 }
 
@@ -150,12 +207,10 @@ void ModelPlace::enter_host() {
     leave();
     return;
   }
-  if (window_) {
-    window_->let_go();
+  if (on_host_) {
+    take_out(*window_, *on_host_, moved_.size());
   }
-  for (size_t i = 0; on_host_ && i < moved_.size(); ++i) {
-    on_host_->finish_copies(i);
-  }
+  WeightsThatStay::in_process().hand_over(all);
   auto home = std::make_unique<HostHome>(all);
   gradients_.collect(parameters_.leaves(), directory_of_gradients());
   auto window = std::make_unique<WeightWindow>(all, *home, window_bytes());

@@ -40,8 +40,8 @@ class ModelPlace {
   ModelPlace(torch::nn::Module& model, const TrainedParameters& parameters,
              std::optional<std::filesystem::path> directory)
       : model_(model), parameters_(parameters), directory_(std::move(directory)) {}
-  /// Weights on the host come back to the device. If the device has no room, everything stays as it is until the end
-  /// of the process.
+  /// Weights on the host come back to the device. If the device has no room, everything stays as it is until another
+  /// ModelPlace takes all weights of the model to the host, or until the end of the process.
   ~ModelPlace();
   ModelPlace(const ModelPlace&) = delete;
   ModelPlace& operator=(const ModelPlace&) = delete;

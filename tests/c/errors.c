@@ -34,6 +34,8 @@ int main(void) {
   CHECK(snug_results_count(NULL) == 0 && strcmp(snug_stepper_explain(NULL), "") == 0);
   REFUSES(snug_model_tensor(NULL, "x", &tensor));
   REFUSES(snug_model_train(NULL, 1));
+  REFUSES(snug_model_to(NULL, "cuda"));
+  REFUSES(snug_model_move_with_weights_on_host(NULL, "cuda"));
   REFUSES(snug_model_save_weights(NULL, damaged));
   REFUSES(snug_model_load_weights(NULL, damaged));
   REFUSES(snug_model_forward(NULL, NULL, 0, &results));

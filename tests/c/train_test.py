@@ -9,6 +9,7 @@ import ctypes
 import json
 import math
 import mmap
+import os
 import pathlib
 import subprocess
 import sys
@@ -73,6 +74,8 @@ def make(folder):
 
     blocks = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1))]
     model, x, y = saved("model", nn.Linear(16, 64), *blocks, nn.Linear(64, 4))
+    wide = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU())]
+    saved("wide", nn.Linear(16, 256), *wide, nn.Linear(256, 4))
     saved("without_dropout", nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
     tied = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
     tied[2].weight = tied[0].weight
@@ -274,6 +277,53 @@ class Training(CTest):
             self.assertEqual(len(losses), 5)
             self.assertLess(losses[-1], 0.5 * losses[0])
             self.assertTrue((pathlib.Path(folder) / "trained.safetensors").exists())
+
+
+class Offload(CTest):
+    """Weights, gradients and the optimizer's state outside of memory: six weights of 256 KiB."""
+
+    WEIGHT, ITEMS = 4 * 256 * 256, 16
+
+    def steps_of(self, model, folder, **settings):
+        """What four steps found, the text of the plan, and the file of the weights."""
+        stepper = snug.stepper(model, lr=LR, clip_norm=0.5, **settings)
+        x, y = X[:16 * self.ITEMS], Y[:self.ITEMS]
+        batch = snug_c.arrays((x, (self.ITEMS, 16), snug_c.FLOAT32), (y, (self.ITEMS,), snug_c.INT64))
+        found = [snug.step(stepper, batch) for _ in range(STEPS)]
+        file = pathlib.Path(folder) / "weights.safetensors"
+        snug("model_save_weights", model, str(file).encode())
+        plan = snug.library.snug_stepper_explain(stepper).decode()
+        snug.free("stepper", stepper)
+        return [(step.loss, step.grad_norm) for step in found], max(step.peak_bytes for step in found), plan, file.read_bytes()
+
+    def test_to_files_and_to_the_host_has_the_bits_of_plain_training(self):
+        ctypes.CDLL(os.environ["SNUG_SIM_DEVICE"])
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("8bit", ""):
+                plain = snug.load(FOLDER / "wide.pt2")
+                expected, _, _, weights = self.steps_of(plain, folder, optimizer=f"adamw{name}")
+                snug.free("model", plain)
+                for device, offload in (("cpu", folder), ("sim:0", "")):
+                    with self.subTest(f"adamw{name} on {device}"):
+                        model = snug.load(FOLDER / "wide.pt2")
+                        budget = 5 * self.WEIGHT + snug.library.snug_live_bytes() - 6 * self.WEIGHT if device == "cpu" else 5 * self.WEIGHT
+                        if device != "cpu":
+                            snug("model_move_with_weights_on_host", model, device.encode())
+                        found, peak, plan, file = self.steps_of(model, folder, optimizer=f"adamw{name}", memory=budget,
+                                                                offload=offload, micro_batch=self.ITEMS)
+                        self.assertEqual(found, expected)
+                        self.assertTrue(file == weights)
+                        self.assertLessEqual(peak, budget)
+                        self.assertIn("eights and gradients are in", plan)
+                        if device != "cpu":
+                            self.refuses(2, "on sim:0", lambda: snug("model_tensor", model, b"0.bias", ctypes.byref(snug_c.Array())))
+                        snug.free("model", model)
+
+    def test_of_a_model_is_told_what_cannot_be(self):
+        self.refuses(2, "'gpu' is no device", lambda: snug("model_to", self.model, b"gpu"))
+        self.refuses(2, "the device is the CPU", lambda: snug("model_move_with_weights_on_host", self.model, b"cpu"))
+        self.stepper()
+        self.refuses(2, "before a stepper is made", lambda: snug("model_to", self.model, b"cpu"))
 
 
 # In a new process, which has no torch: signals that are caught, variables and threads, before the library is there and

@@ -12,6 +12,7 @@ import unittest
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import snug
 from models import MODELS, Mlp
@@ -72,6 +73,32 @@ def budget_for(model, x, y):
     return snug.live_bytes(DEVICE) + 3 * parameters + int(0.6 * (meter.report().peak_bytes - parameters))
 
 
+WIDE, LAYERS = 256, 6
+WEIGHT = 4 * WIDE * WIDE
+
+
+def wide():
+    """On the CPU: six weights of 256 KiB between two of 32 KiB, and a batch."""
+    torch.manual_seed(1)
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDE, WIDE), nn.ReLU())]
+    return nn.Sequential(nn.Linear(32, WIDE), nn.ReLU(), *layers, nn.Linear(WIDE, 32)), torch.randn(16, 32), torch.randn(16, 32)
+
+
+def numbers_of(model):
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+def steps_by_hand(model, optimizer, x, y, steps=4):
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 class OnDevice(unittest.TestCase):
     def setUp(self):
         gc.collect()
@@ -130,6 +157,73 @@ class OnDevice(unittest.TestCase):
                 self.assertTrue(same_bits([p.detach().cpu() for p in model.parameters()], weights))
                 self.assertLessEqual(max(result.peak_bytes for result in results), budget)
                 self.assertIn("rebuilt" if offload is None else "goes to host memory", stepper.plan)
+
+    def test_a_model_larger_than_its_device_has_the_bits_of_plain_training(self):
+        for name, of_torch, make in (("AdamW", lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True), snug.AdamW),
+                                     ("AdamW8bit", lambda p: snug.AdamW8bit(p, lr=1e-2), snug.AdamW8bit)):
+            with self.subTest(name):
+                gc.collect()
+                plain, x, y = wide()
+                losses = steps_by_hand(plain, of_torch(plain.parameters()), x, y)
+                model, x, y = wide()[0], x.to(DEVICE), y.to(DEVICE)
+                before = snug.live_bytes(DEVICE)
+                self.assertIs(snug.move_with_weights_on_host(model, DEVICE), model)
+                self.assertLess(snug.live_bytes(DEVICE), before + WEIGHT)
+                self.assertEqual({p.device for p in model.parameters()}, {DEVICE})
+                with self.assertRaisesRegex(RuntimeError, "move_with_weights_on_host"):
+                    model[2].weight.cpu()
+                budget = before + 5 * WEIGHT  # the weights alone are more
+                stepper = snug.Stepper(model, make(model.parameters(), lr=1e-2), memory=budget, micro_batch=16, offload="")
+                results = [stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y)) for _ in range(4)]
+                self.assertEqual([result.loss for result in results], losses)
+                self.assertTrue(same_bits(numbers_of(model), numbers_of(plain)))
+                self.assertLessEqual(max(result.peak_bytes for result in results), budget)
+                self.assertIn("Weights and gradients are in the host's memory", stepper.plan)
+                with torch.no_grad():
+                    self.assertTrue(torch.equal(model(x).cpu(), plain(x.cpu())))
+                self.assertTrue(torch.equal(model.state_dict()["2.weight"].cpu(), plain[2].weight))
+
+    def test_an_optimizer_of_torchs_keeps_weights_on_the_device(self):
+        model, x, y = wide()
+        model, x, y = model.to(DEVICE), x.to(DEVICE), y.to(DEVICE)
+        stepper = snug.Stepper(model, torch.optim.AdamW(model.parameters()), memory=snug.live_bytes(DEVICE) + WEIGHT, micro_batch=16, offload="")
+        with self.assertRaises(snug.BudgetExceeded):
+            stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
+
+    def test_the_state_of_an_optimizer_may_be_on_the_host(self):
+        for make in (snug.AdamW, snug.AdamW8bit):
+            with self.subTest(make.__name__):
+                plain, x, y = wide()
+                losses = steps_by_hand(plain, make(plain.parameters(), lr=1e-2), x, y)
+                model, x, y = wide()[0].to(DEVICE), x.to(DEVICE), y.to(DEVICE)
+                optimizer = make(model.parameters(), lr=1e-2)
+                self.assertEqual(optimizer.state_placement, snug.StateOnDevice())
+                optimizer.keep_state_in(snug.StateOnHost(window="1MiB"))
+                self.assertEqual(optimizer.state_placement, snug.StateOnHost(1 << 20))
+                found = steps_by_hand(model, optimizer, x, y, 2)
+                before = snug.live_bytes(DEVICE)
+                found += steps_by_hand(model, optimizer, x, y, 2)
+                self.assertEqual(snug.live_bytes(DEVICE), before)
+                self.assertEqual(found, losses)
+                self.assertTrue(same_bits(numbers_of(model), numbers_of(plain)))
+                self.assertEqual({t.device.type for of_one in optimizer.state_dict()["state"].values() for t in of_one.values()}, {"cpu"})
+
+    def test_the_place_of_a_state_is_refused_where_the_state_cannot_be_there(self):
+        model, x, y = wide()
+        model, x, y = model.to(DEVICE), x.to(DEVICE), y.to(DEVICE)
+        optimizer = snug.AdamW8bit(model.parameters())
+        with self.assertRaisesRegex(snug.ConfigError, "StateOnHost"):
+            steps_by_hand(model, optimizer, x, y, 1)
+        optimizer.keep_state_in(snug.StateOnHost())
+        with self.assertRaisesRegex(snug.ConfigError, "StateOnDevice"):
+            optimizer.keep_state_in(snug.StateOnDevice())
+        with self.assertRaisesRegex(snug.ConfigError, "1.00 KiB"):
+            optimizer.keep_state_in(snug.StateOnHost(1024))
+        with self.assertRaisesRegex(snug.ConfigError, "'host' is no place"):
+            optimizer.keep_state_in("host")
+        self.assertEqual(optimizer.state_placement, snug.StateOnHost(16 << 20))
+        with self.assertRaisesRegex(snug.ConfigError, "the device is the CPU"):
+            snug.move_with_weights_on_host(wide()[0], "cpu")
 
     def test_estimate_memory_is_the_peak_of_later_steps(self):
         model, x, y = problem()

@@ -1,4 +1,4 @@
-"""Steps within a budget, and AdamW8bit, of the Python package."""
+"""Steps within a budget, and AdamW and AdamW8bit, of the Python package."""
 
 import copy
 import gc
@@ -6,6 +6,7 @@ import pickle
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 import warnings
@@ -22,9 +23,10 @@ OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
     "adamw8bit": lambda p: snug.AdamW8bit(p, lr=1e-2),
+    "adamw of snug": lambda p: snug.AdamW(p, lr=1e-2),
 }
 #: Bytes of state for each byte of parameters.
-STATE = {"adamw": 2, "sgd": 1, "adamw8bit": 0.6}
+STATE = {"adamw": 2, "sgd": 1, "adamw8bit": 0.6, "adamw of snug": 2}
 
 
 class MyAdamW(torch.optim.AdamW):
@@ -491,6 +493,54 @@ class Tying(unittest.TestCase):
         torch.manual_seed(2)
         snug.Stepper(model, torch.optim.AdamW(model.parameters())).step(tokens, lambda tokens: loss_of(model, tokens))
         self.assertTrue(same(bits(plain), bits(model)))
+
+
+class AdamW(unittest.TestCase):
+    def test_has_the_bits_of_torchs_and_takes_its_state(self):
+        plain, x, y = problem(dropout=0)
+        model, options = copy.deepcopy(plain), {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-7, "weight_decay": 0.1}
+        theirs, ours = torch.optim.AdamW(plain.parameters(), fused=True, **options), snug.AdamW(model.parameters(), **options)
+        self.assertEqual(by_hand(model, ours, x, y, 3), by_hand(plain, theirs, x, y, 3))
+        again = snug.AdamW(model.parameters(), lr=7)
+        again.load_state_dict(copy.deepcopy(theirs.state_dict()))
+        self.assertEqual(again.param_groups[0]["lr"], 1e-2)
+        self.assertEqual(by_hand(model, again, x, y, 3), by_hand(plain, theirs, x, y, 3))
+        self.assertTrue(same(bits(plain), bits(model)))
+
+    def test_may_keep_its_state_in_a_file_and_copies_do_too(self):
+        for make in (snug.AdamW, snug.AdamW8bit):
+            with self.subTest(make.__name__), tempfile.TemporaryDirectory() as folder:
+                plain, x, y = problem(dropout=0)
+                model = copy.deepcopy(plain)
+                expected = by_hand(plain, make(plain.parameters(), lr=1e-2), x, y, 4)
+                optimizer, place = make(model.parameters(), lr=1e-2), snug.StateFile(folder, "1MiB")
+                gc.collect()
+                before = snug.live_bytes()
+                optimizer.keep_state_in(place)
+                found = by_hand(model, optimizer, x, y, 2)
+                model.zero_grad()
+                self.assertLess(snug.live_bytes(), before + (64 << 10))
+                self.assertEqual(optimizer.state_placement, snug.StateFile(folder, 1 << 20))
+                for model, again in (copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))):
+                    self.assertEqual(again.state_placement, snug.StateFile(folder, 1 << 20))
+                    self.assertEqual(found + by_hand(model, again, x, y, 2), expected)
+                    self.assertTrue(same(bits(plain), bits(model)))
+
+    def test_lets_weights_and_state_leave_memory(self):
+        """The budget is less than weights and state. On a CPU both go to files."""
+        with tempfile.TemporaryDirectory() as folder:
+            torch.manual_seed(1)
+            plain = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.ReLU())])
+            x, y, model = torch.randn(16, 256), torch.randn(16, 256), copy.deepcopy(plain)
+            expected = by_hand(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2, fused=True), x, y, 3)
+            weights = sum(p.nbytes for p in model.parameters())
+            gc.collect()
+            budget = snug.live_bytes() + weights // 2  # for state, gradients and activations
+            stepper = snug.Stepper(model, snug.AdamW(model.parameters(), lr=1e-2), memory=budget, micro_batch=16, offload=folder)
+            results = [stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y)) for _ in range(3)]
+            self.assertEqual([result.loss for result in results], expected)
+            self.assertLessEqual(max(result.peak_bytes for result in results), budget)
+            self.assertTrue(same(bits(plain), bits(model)))
 
 
 class AdamW8bit(unittest.TestCase):

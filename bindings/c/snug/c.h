@@ -87,8 +87,17 @@ SNUG_C_API size_t snug_model_output_count(const snug_model* model);
 SNUG_C_API const char* snug_model_input_name(const snug_model* model, size_t index);
 SNUG_C_API const char* snug_model_output_name(const snug_model* model, size_t index);
 
+/* Moves a model from the CPU to a device of LibTorch, such as "cuda" or "cuda:1", before a stepper is made. Arrays stay
+ * on the CPU: batches and outputs are copied. */
+SNUG_C_API snug_status snug_model_to(snug_model* model, const char* device);
+/* The same for a model whose weights the device has no room for. Weights of 64 KiB and more stay in page-locked memory
+ * of the host, and come to the device in the steps of a stepper with the settings `memory` and `offload`. Until the
+ * first step nothing else can read them. */
+SNUG_C_API snug_status snug_model_move_with_weights_on_host(snug_model* model, const char* device);
+
 /* Parameters and buffers, in the order of their names, tied ones once. The array is of the model's own memory: it may
- * be read and written between steps, until the model is freed. */
+ * be read and written between steps, until the model is freed. Of a model on a device there are names and no arrays:
+ * save the weights. */
 SNUG_C_API size_t snug_model_tensor_count(const snug_model* model);
 SNUG_C_API const char* snug_model_tensor_name(const snug_model* model, size_t index);
 SNUG_C_API snug_status snug_model_tensor(const snug_model* model, const char* name, snug_array* tensor);
@@ -124,9 +133,10 @@ typedef struct snug_stepper snug_stepper;
  *   micro_batch   items at a time; 0, as it is by itself: all, or with `memory` as many as is fastest
  *   clip_norm     largest norm of all gradients together; 0: no clipping
  *   precision     float32, bfloat16, float16 or auto
- *   offload       a directory on a disk that activations may go to
- *   plan_folder   a directory that keeps plans for the next program
- * Another name, or a value that cannot be, is SNUG_INVALID_ARGUMENT. The stepper keeps the model alive. */
+ *   offload       a directory on a disk that activations may go to, and if nothing fits otherwise the optimizer's
+ * state, weights and gradients; for a model on a device empty, `offload=`: the host's memory plan_folder   a directory
+ * that keeps plans for the next program Another name, or a value that cannot be, is SNUG_INVALID_ARGUMENT. The stepper
+ * keeps the model alive. */
 SNUG_C_API snug_status snug_stepper_new(snug_model* model, const char* const* settings, snug_stepper** stepper);
 SNUG_C_API void snug_stepper_free(snug_stepper* stepper);
 
