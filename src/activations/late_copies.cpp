@@ -14,7 +14,10 @@
 namespace snug::detail {
 
 LateCopy::LateCopy(LateCopies& copies, const at::Tensor& tensor)
-    : copies_(copies), storage_(tensor.storage().getWeakStorageImpl()), writes_{WriteCount(tensor)} {
+    : copies_(copies),
+      storage_(tensor.storage().getWeakStorageImpl()),
+      bytes_(tensor.storage().nbytes()),
+      writes_{WriteCount(tensor)} {
   hold(tensor.storage());
 }
 
@@ -133,7 +136,10 @@ std::shared_ptr<LateCopy> LateCopies::copy_of(const c10::Storage& memory) const 
 
 std::shared_ptr<LateCopy> LateCopies::find(const at::Tensor& tensor) {
   std::shared_ptr<LateCopy> copy = copy_of(tensor.storage());
-  if (copy != nullptr && copy->add(tensor)) {
+  if (copy == nullptr || copy->bytes_ != tensor.storage().nbytes()) {
+    return nullptr;
+  }
+  if (copy->add(tensor)) {
     held_.push_back(copy);
   }
   return copy;

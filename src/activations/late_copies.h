@@ -75,6 +75,7 @@ class LateCopy {
   LateCopies& copies_;
   // Does not keep the memory alive, but keeps other memory from getting the address.
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
+  const size_t bytes_;
   State state_ = State::Held;
   c10::Storage memory_;                // unless Copied
   std::optional<c10::Stream> stream_;  // the stream that computes the memory's values
@@ -92,7 +93,7 @@ class LateCopies final : public OperatorPolicy {
     }
   }
 
-  /// The LateCopy of the tensor's storage, or nullptr.
+  /// The LateCopy of the tensor's storage, or nullptr. A storage of another size than before has none.
   std::shared_ptr<LateCopy> find(const at::Tensor& tensor);
   void add(const std::shared_ptr<LateCopy>& copy);
   /// Ends the scope: no operator is seen from now on. Memory that cannot be copied is kept.

@@ -1,5 +1,6 @@
 #include "snug/offload.h"
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <functional>
@@ -424,6 +425,29 @@ TEST(SaveOnHost, OptionsThatCannotWorkAreErrors) {
   EXPECT_THAT(error_of<ConfigError>([] { SaveOnHost({.min_bytes = Bytes(100), .cap = Bytes(99)}); }),
               AllOf(HasSubstr("cap is 99 B"), HasSubstr("min_bytes is 100 B")));
   EXPECT_THAT(error_of<Error>([] { SaveOnHost({.directory = "/absent/folder"}); }), HasSubstr("/absent/folder"));
+}
+
+// The second save must not get the copy of the shorter storage.
+TEST(SaveOnHost, CopiesAStorageThatHasGrownUnseenBetweenTwoSaves) {
+  constexpr int64_t kItems = 4096;
+  const Tensor weight = torch::ones({kItems}, torch::requires_grad());
+  const Tensor longer_weight = torch::ones({2 * kItems}, torch::requires_grad());
+  const TemporaryFolder folder;
+  Tensor loss;
+  {
+    const Tensor values = torch::full({kItems}, 2.0F);
+    const SaveOnHost offload({.min_bytes = Bytes(1), .directory = folder.path()});
+    loss = (weight * values).sum();
+    const c10::Storage storage = values.storage();
+    c10::DataPtr grown = storage.allocator()->allocate(2 * storage.nbytes());
+    std::fill_n(static_cast<float*>(grown.get()), 2 * kItems, 3.0F);
+    storage.set_data_ptr_noswap(std::move(grown));
+    storage.set_nbytes(2 * storage.nbytes());
+    const Tensor longer = torch::empty({0}).set_(storage, 0, {2 * kItems}, {1});
+    loss = loss + (longer_weight * longer).sum();
+  }
+  loss.backward();
+  EXPECT_TRUE(same_bits(longer_weight.grad(), torch::full({2 * kItems}, 3.0F)));
 }
 
 }  // namespace
