@@ -133,10 +133,10 @@ typedef struct snug_stepper snug_stepper;
  *   micro_batch   items at a time; 0, as it is by itself: all, or with `memory` as many as is fastest
  *   clip_norm     largest norm of all gradients together; 0: no clipping
  *   precision     float32, bfloat16, float16 or auto
- *   offload       a directory on a disk that activations may go to, and if nothing fits otherwise the optimizer's
- * state, weights and gradients; for a model on a device empty, `offload=`: the host's memory plan_folder   a directory
- * that keeps plans for the next program Another name, or a value that cannot be, is SNUG_INVALID_ARGUMENT. The stepper
- * keeps the model alive. */
+ *   offload       a directory on a disk that activations may go to, and the optimizer's state, weights and gradients
+ *                 if nothing fits otherwise. Empty (offload=), for a model on a device: the host's memory
+ *   plan_folder   a directory that keeps plans for the next program
+ * Another name, or a value that cannot be, is SNUG_INVALID_ARGUMENT. The stepper keeps the model alive. */
 SNUG_C_API snug_status snug_stepper_new(snug_model* model, const char* const* settings, snug_stepper** stepper);
 SNUG_C_API void snug_stepper_free(snug_stepper* stepper);
 
