@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import snug
-from models import MODELS, Mlp
+from models import MODELS, Mlp, by_hand
 from plan_test import as_small_as, same_bits, trained
 
 BLOCK, ITEMS = 512, 1024
@@ -61,7 +61,7 @@ def loop(model, x, y, steps=3):
         peaks.append(before + meter.report().peak_bytes)
         optimizer.step()
         optimizer.zero_grad()
-    return losses, [p.detach().cpu() for p in model.parameters()], peaks
+    return losses, numbers_of(model), peaks
 
 
 def budget_for(model, x, y):
@@ -86,17 +86,6 @@ def wide():
 
 def numbers_of(model):
     return [p.detach().cpu() for p in model.parameters()]
-
-
-def steps_by_hand(model, optimizer, x, y, steps=4):
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 class OnDevice(unittest.TestCase):
@@ -164,7 +153,7 @@ class OnDevice(unittest.TestCase):
             with self.subTest(name):
                 gc.collect()
                 plain, x, y = wide()
-                losses = steps_by_hand(plain, of_torch(plain.parameters()), x, y)
+                losses = by_hand(plain, of_torch(plain.parameters()), x, y, 4)
                 model, x, y = wide()[0], x.to(DEVICE), y.to(DEVICE)
                 before = snug.live_bytes(DEVICE)
                 self.assertIs(snug.move_with_weights_on_host(model, DEVICE), model)
@@ -194,15 +183,15 @@ class OnDevice(unittest.TestCase):
         for make in (snug.AdamW, snug.AdamW8bit):
             with self.subTest(make.__name__):
                 plain, x, y = wide()
-                losses = steps_by_hand(plain, make(plain.parameters(), lr=1e-2), x, y)
+                losses = by_hand(plain, make(plain.parameters(), lr=1e-2), x, y, 4)
                 model, x, y = wide()[0].to(DEVICE), x.to(DEVICE), y.to(DEVICE)
                 optimizer = make(model.parameters(), lr=1e-2)
                 self.assertEqual(optimizer.state_placement, snug.StateOnDevice())
                 optimizer.keep_state_in(snug.StateOnHost(window="1MiB"))
                 self.assertEqual(optimizer.state_placement, snug.StateOnHost(1 << 20))
-                found = steps_by_hand(model, optimizer, x, y, 2)
+                found = by_hand(model, optimizer, x, y, 2)
                 before = snug.live_bytes(DEVICE)
-                found += steps_by_hand(model, optimizer, x, y, 2)
+                found += by_hand(model, optimizer, x, y, 2)
                 self.assertEqual(snug.live_bytes(DEVICE), before)
                 self.assertEqual(found, losses)
                 self.assertTrue(same_bits(numbers_of(model), numbers_of(plain)))
@@ -213,7 +202,7 @@ class OnDevice(unittest.TestCase):
         model, x, y = model.to(DEVICE), x.to(DEVICE), y.to(DEVICE)
         optimizer = snug.AdamW8bit(model.parameters())
         with self.assertRaisesRegex(snug.ConfigError, "StateOnHost"):
-            steps_by_hand(model, optimizer, x, y, 1)
+            by_hand(model, optimizer, x, y, 1)
         optimizer.keep_state_in(snug.StateOnHost())
         with self.assertRaisesRegex(snug.ConfigError, "StateOnDevice"):
             optimizer.keep_state_in(snug.StateOnDevice())

@@ -1,10 +1,22 @@
-"""Small models of Python's, with a batch and a loss, for tests of the package snug."""
+"""Small models of Python's, with a batch and a loss, and a plain loop, for tests of the package snug."""
 
 import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
 import torch.utils.checkpoint
 from torch import func, nn
+
+
+def by_hand(model, optimizer, x, y, steps):
+    """The losses of plain training."""
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 class Mlp(nn.Module):

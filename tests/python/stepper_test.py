@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import snug
-from models import Convolutions, Cube, Mlp, Tied
+from models import Convolutions, Cube, Mlp, Tied, by_hand
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
@@ -78,17 +78,6 @@ def problem(dropout=0.1):
     torch.manual_seed(1)
     model = Mlp(dropout=dropout)
     return model, torch.randn(128, 64), torch.randn(128, 64)
-
-
-def by_hand(model, optimizer, x, y, steps):
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def bits(model):
