@@ -72,7 +72,8 @@ class Solver {
   int64_t steps() const { return pool_.steps(); }
 
  private:
-  void search(int64_t budget);
+  static constexpr int64_t kSimulations = 1'000;  // times of small graphs gain next to nothing from more
+  void search(int64_t budget, int64_t simulations = kSimulations);
   Answer answer(int64_t budget);
   std::vector<Point> first_plans(int64_t budget);
   Stays smallest_of_these_times();

@@ -179,6 +179,15 @@ TEST(Solver, HasTheSameSmallestPlanWhenTheStepIsMeasuredAgain) {
   }
 }
 
+// A thousand simulations for each budget end 9 and 10 % above the bound.
+TEST(Solver, SearchesLongerForTheFewestBytes) {
+  for (const uint32_t seed : {1u, 2u}) {
+    const Simulator simulator(random_profile(seed, 60));
+    const auto bound = static_cast<double>(lower_bound_bytes(simulator));
+    EXPECT_LE(static_cast<double>(Solver(simulator).smallest().peak_bytes), 1.06 * bound) << seed;
+  }
+}
+
 TEST(Solver, AnswersABudgetAgainWithoutAnotherSearch) {
   const Simulator simulator(gpt_profile(4));
   const int64_t budget = simulator.run(keep_all(simulator.profile())).peak_bytes / 3;
