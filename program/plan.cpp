@@ -23,6 +23,7 @@
 #include "snug/memory.h"
 #include "snug/offload.h"
 #include "snug/stepper.h"
+#include "src/core/allocated_bytes.h"
 #include "src/core/file_system.h"
 #include "src/planner/curve.h"
 #include "src/remat/profile_step.h"
@@ -43,11 +44,30 @@ struct PlannedModel {
   PlannedModel(const PlanFlags& flags, c10::Device on);
 
   c10::Device device;
-  int64_t level_before;
   RunModel model;
   int64_t parameters;  // bytes, as the device's allocator counts them
   Batch batch;         // on the CPU, like data
 };
+
+// With --offload, a model without room on the device has its weights on the host.
+RunModel model_of(const PlanFlags& flags, c10::Device device) {
+  try {
+    return run_model({.model = flags.model}, device);
+  } catch (const c10::Error& error) {
+    if (!flags.offloads || flags.memory.empty() || device.is_cpu() || !is_out_of_memory(error)) {
+      throw;
+    }
+  }
+  return run_model({.model = flags.model}, device, /*has_weights_on_host=*/true);
+}
+
+int64_t bytes_of_parameters(const RunModel& model) {
+  detail::AllocatedBytes bytes;
+  for (const at::Tensor& parameter : model.module->parameters()) {
+    bytes.add(parameter);
+  }
+  return bytes.count();
+}
 
 // Bytes and time do not depend on the numbers. 0 is an index, a class and a token of every model.
 Batch zeros(const PlanFlags& flags, const std::vector<ExportedModule::Input>& inputs) {
@@ -60,9 +80,8 @@ Batch zeros(const PlanFlags& flags, const std::vector<ExportedModule::Input>& in
 
 PlannedModel::PlannedModel(const PlanFlags& flags, c10::Device on)
     : device(on),
-      level_before(live_bytes(on).count()),
-      model(run_model({.model = flags.model}, on)),
-      parameters(live_bytes(device).count() - level_before),
+      model(model_of(flags, on)),
+      parameters(bytes_of_parameters(model)),
       batch(zeros(flags, model.inputs)) {
   if (const int64_t fixed = fixed_samples(model.inputs); fixed > 0 && fixed != flags.batch) {
     throw ConfigError(
@@ -128,7 +147,7 @@ void print_curve(PlannedModel& model, const PlanFlags& flags) {
              verdict(4 * model.parameters, plain));
 }
 
-// Prints the choice of snug train. Budgets smaller than model and optimizer alone are not tried.
+// Prints the choice of snug train. Without --offload, budgets smaller than model and optimizer alone are not tried.
 void print_choice(PlannedModel& model, const PlanFlags& flags) {
   const Bytes budget = Bytes::parse(flags.memory);
   AdamW optimizer(model.model.module->parameters());
@@ -136,9 +155,9 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
   if (flags.offloads) {
     offload = flags.offload;
   }
-  const bool may_leave = flags.offloads && model.device.is_cpu();
-  const Bytes least =
-      may_leave ? Bytes(0) : MemoryLimit::smallest(model.device) + Bytes(3 * model.parameters);  // gradients, moments
+  const Bytes least = flags.offloads
+                          ? Bytes(0)
+                          : MemoryLimit::smallest(model.device) + Bytes(3 * model.parameters);  // gradients, moments
   Stepper stepper(*model.model.module, optimizer,
                   {.budget = {.memory = std::max(budget, least), .plan_folder = flags.plans, .offload = offload}});
   Bytes takes = Bytes::unlimited();
@@ -226,8 +245,8 @@ void add_plan(CLI::App& app) {
       ->type_name("BYTES");
   command
       ->add_option("--offload", flags->offload,
-                   "Activations may go elsewhere meanwhile: of a CPU to a directory on a disk, and with --memory the "
-                   "optimizer's state too, else to host memory")
+                   "Activations may go elsewhere meanwhile, and with --memory the optimizer's state, gradients and "
+                   "weights: of a CPU to a directory on a disk, else to host memory")
       ->type_name("DIR")
       ->expected(0, 1);
   command->add_option("--plans", flags->plans, "With --memory: a directory that keeps the plan for the next call")

@@ -74,6 +74,25 @@ TEST(PlanOnAnAccelerator, ChoosesWithinABudget) {
   EXPECT_THAT([] { plan(kind() + " --memory 1MiB"); }, ThrowsMessage<BudgetExceeded>(HasSubstr("would do")));
 }
 
+int64_t weight_bytes() {
+  int64_t bytes = 0;
+  for (const at::Tensor& parameter : run_model({.model = TrainConfig().model}, torch::kCPU).module->parameters()) {
+    bytes += static_cast<int64_t>(parameter.nbytes());
+  }
+  return bytes;
+}
+
+// In the second case the device has no room for the weights themselves.
+TEST(PlanOnAnAccelerator, ChoosesWithinFewerBytesThanTheWeightsTakeWithOffload) {
+  SNUG_SKIP_UNLESS_SIMULATED();
+  const Bytes budget = live_bytes(testing::accelerator()) + Bytes(weight_bytes() * 9 / 10);
+  const std::string options = fmt::format("{} --memory {}", kind(), budget.count());
+  EXPECT_THAT([&] { plan(options); }, ThrowsMessage<BudgetExceeded>(HasSubstr("would do")));
+  EXPECT_THAT(plan(options + " --offload"), HasSubstr("to the host's memory"));
+  const MemoryLimit limit(testing::accelerator(), budget);
+  EXPECT_THAT(plan(options + " --offload"), HasSubstr("to the host's memory"));
+}
+
 struct Steps {
   std::vector<double> losses;
   int64_t peak_bytes = 0;
@@ -186,11 +205,8 @@ TEST(RunOnAnAccelerator, TrainsWithAnOptimizerWhoseUpdatesTheCpuMakesAndGoesOnOn
 TEST(RunOnAnAccelerator, TrainsAModelLargerThanTheDeviceWithOffload) {
   SNUG_SKIP_UNLESS_SIMULATED();
   const TemporaryFolder folder;
-  int64_t weights = 0;
-  for (const at::Tensor& parameter : run_model({.model = TrainConfig().model}, torch::kCPU).module->parameters()) {
-    weights += static_cast<int64_t>(parameter.nbytes());
-  }
-  TrainConfig config = two_steps(folder, kind() + ":0", live_bytes(testing::accelerator()) + Bytes(weights * 9 / 10));
+  TrainConfig config =
+      two_steps(folder, kind() + ":0", live_bytes(testing::accelerator()) + Bytes(weight_bytes() * 9 / 10));
   EXPECT_THAT([&] { Trainer(config, Start::Fresh).run({}); }, ThrowsMessage<BudgetExceeded>(HasSubstr("--offload")));
   config.offload = true;
   config.micro_batch = 1;
@@ -204,9 +220,17 @@ TEST(RunOnAnAccelerator, TrainsAModelLargerThanTheDeviceWithOffload) {
   };
   const Steps steps = steps_of(config);
   EXPECT_LE(steps.peak_bytes, config.memory.count());
-  config = two_steps(folder, kind() + ":0", Bytes::unlimited());
-  config.micro_batch = 1;
-  EXPECT_EQ(steps.losses, steps_of(config).losses);
+  TrainConfig plain = two_steps(folder, kind() + ":0", Bytes::unlimited());
+  plain.micro_batch = 1;
+  const Steps plain_steps = steps_of(plain);
+  EXPECT_EQ(steps.losses, plain_steps.losses);
+
+  // A snapshot with the weights on the host, and a run that goes on with the snapshot.
+  config.out = folder / "resumed";
+  stop_after_a_step(config);
+  std::vector<double> resumed;
+  Trainer(config, Start::Resume).run({.on_step = [&](const StepRecord& record) { resumed.push_back(record.loss); }});
+  EXPECT_EQ(resumed, std::vector<double>{plain_steps.losses.back()});
 }
 
 TEST(PlansOnAnAccelerator, AreNotThoseOfTheCpu) {
