@@ -38,6 +38,7 @@ namespace {
 using testing::bits_of;
 using testing::clones_of;
 using testing::FailingAllocation;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::Tensor;
 using namespace testing::planned_on_device;
@@ -644,6 +645,36 @@ TEST_F(WeightsOnHost, MakeTheStepOrLeaveEverythingWhicheverAllocationIsRefused) 
                                          }
                                          ASSERT_TRUE(bits_of(run.state()) == after);
                                        });
+}
+
+// The first step moves weights, gradients and state to page-locked memory.
+TEST_F(WeightsOnHost, AreAsBeforeWhicheverPageLockedMemoryIsRefused) {
+  const Batch batch = device_batch(16);
+  const std::string before = plain_training(batch, 0), after = plain_training(batch, 1);
+  int refusals = 0;
+  for (bool was_refused = true; was_refused; refusals += was_refused ? 1 : 0) {
+    SCOPED_TRACE(refusals + 1);
+    const Bytes budget = tight();
+    PlannedTraining run(options(budget), layers());
+    (void)sim_device::fail_pinned_after(refusals + 1);
+    const auto disarm = c10::make_scope_exit([] { sim_device::fail_pinned_after(0); });
+    bool is_made = true;
+    try {
+      run.step(batch);
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("the host has too little memory"), HasSubstr("offload")));
+      is_made = false;
+    }
+    was_refused = sim_device::fail_pinned_after(0) == 0;
+    EXPECT_TRUE(is_made || was_refused);
+    if (!is_made) {
+      ASSERT_TRUE(bits_of(run.state()) == before);
+      run.step(batch);
+    }
+    ASSERT_TRUE(bits_of(run.state()) == after);
+    ASSERT_TRUE(is_outside(run));
+  }
+  EXPECT_GE(refusals, 3);
 }
 
 // A weight that two layers share, a weight that is frozen, a layer that every second step leaves out, and a weight that
