@@ -52,8 +52,9 @@ at::Tensor elements_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
 // Makes `call`, which allocates memory of the host.
 template <class Call>
 auto on_host(bool is_for_device, const Call& call) {
-  return is_for_device ? detail::in_host_memory("keep_state_in", "the optimizer's state and its window",
-                                                "give a smaller window, give a StateFile, or leave a Stepper's `offload` out", call)
+  return is_for_device ? detail::in_host_memory(
+                             "keep_state_in", "the optimizer's state and its window",
+                             "give a smaller window, give a StateFile, or leave a Stepper's `offload` out", call)
                        : call();
 }
 

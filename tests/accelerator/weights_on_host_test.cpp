@@ -35,10 +35,10 @@
 namespace snug::weights_on_host_test {
 namespace {
 
+using ::testing::AllOf;
 using testing::bits_of;
 using testing::clones_of;
 using testing::FailingAllocation;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::Tensor;
 using namespace testing::planned_on_device;

@@ -194,6 +194,25 @@ TEST_F(PlanFolder, PlansAnewAfterAStepOfOtherOperatorsOnTheSameParameters) {
   EXPECT_THAT(third.read_from, IsEmpty()) << "the plan that did not hold is gone";
 }
 
+// Comparing costs time. In the first step a change is noticed: see above.
+TEST_F(PlanFolder, ComparesTheOperatorsOfAPlanThatKeepsEverythingInTheFirstStepOnly) {
+  bool is_changed = false;
+  const auto make = [&] {
+    torch::manual_seed(3);
+    const auto activation = [&](const Tensor& x) { return is_changed ? torch::tanh(x) : torch::gelu(x); };
+    return nn::Sequential(nn::Linear(kWidth, kWidth), nn::Functional(activation), nn::Linear(kWidth, kWidth));
+  };
+  const StepperOptions options{.budget = {.memory = Bytes(live() + (64 << 20)), .plan_folder = folder.path()}};
+  PlannedTraining(options, make()).step(batch);
+  PlannedTraining run(options, make());
+  run.step(batch);
+  EXPECT_THAT(run.stepper.plan()->read_from.string(), HasSubstr("plan-"));
+  is_changed = true;
+  EXPECT_EQ(run.step(batch).plan_deviation, "");
+  PlannedTraining first(options, make());
+  EXPECT_THAT(first.step(batch).plan_deviation, HasSubstr("tanh"));
+}
+
 TEST_F(PlanFolder, GoesOnWithTheMicroBatchOfARunThatIsResumed) {
   const StepperOptions options{.budget = {.memory = Bytes(int64_t{1} << 30), .plan_folder = folder.path()}};
   PlannedTraining first(options);
