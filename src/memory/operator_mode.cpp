@@ -112,6 +112,12 @@ bool is_for_others(const c10::OperatorHandle& op, const Stack& stack) {
   });
 }
 
+// Since LibTorch 2.13 modes and tensors of Python see an operator before DispatchKey::Fake does. Before 2.13 the order
+// is the other way round: snug hands such an operator to Python first. The operators that Python then calls come here.
+bool is_for_python(c10::DispatchKeySet keys) {
+  return kBelow.has(c10::DispatchKey::Python) && keys.has(c10::DispatchKey::Python);
+}
+
 // If an operator makes a tensor from nothing, the operator's keys do not include the backend yet: the backend follows
 // from the device.
 bool is_on_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const Stack& stack) {
@@ -134,6 +140,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   }
   if (is_for_others(op, *stack)) {
     of_others.callBoxed(op, keys, stack);
+    return;
+  }
+  if (is_for_python(keys)) {
+    op.redispatchBoxed(keys & kBelow, stack);
     return;
   }
   RandomDraw random;
