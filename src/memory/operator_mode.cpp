@@ -8,6 +8,7 @@
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <fmt/format.h>
 
 #include "snug/core.h"
@@ -112,10 +113,13 @@ bool is_for_others(const c10::OperatorHandle& op, const Stack& stack) {
   });
 }
 
-// Since LibTorch 2.13 modes and tensors of Python see an operator before DispatchKey::Fake does. Before 2.13 the order
-// is the other way round: snug hands such an operator to Python first. The operators that Python then calls come here.
-bool is_for_python(c10::DispatchKeySet keys) {
-  return kBelow.has(c10::DispatchKey::Python) && keys.has(c10::DispatchKey::Python);
+// Whether a compiler traces: the operators have no values. Since LibTorch 2.13 the compiler's modes take such operators
+// before DispatchKey::Fake is asked. Before 2.13 the order is the other way round, and snug hands the operators on.
+bool is_for_compiler(c10::DispatchKeySet keys) {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  using Mode = c10::impl::TorchDispatchModeKey;
+  return kBelow.has(c10::DispatchKey::Python) && keys.has(c10::DispatchKey::Python) &&
+         (Modes::get_mode(Mode::FAKE) || Modes::get_mode(Mode::PROXY) || Modes::get_mode(Mode::FUNCTIONAL));
 }
 
 // If an operator makes a tensor from nothing, the operator's keys do not include the backend yet: the backend follows
@@ -142,7 +146,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
     of_others.callBoxed(op, keys, stack);
     return;
   }
-  if (is_for_python(keys)) {
+  if (is_for_compiler(keys)) {
     op.redispatchBoxed(keys & kBelow, stack);
     return;
   }
