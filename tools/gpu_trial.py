@@ -64,6 +64,8 @@ STEPS = [
     tests("activations", 40, "*Gpu*:SaveOnHost.*"),
     tests("distributed", 40, "*OnAGpu*"),
     tests("precision", 60, "*Cuda*:LongDotProduct.*:*AccumulatesInFp32*"),
+    Step("python", "Tests of the Python package", ["{python}", "python/tests/device_test.py"], 60, environment={"PYTHONPATH": "python", **DETERMINISTIC},
+         on_cpu="the project's own tests run this on the simulated accelerator", gpu_environment={"SNUG_ACCELERATOR": "cuda"}),
     sanitized("kernels", "*Cuda*", 60),
     sanitized("accelerator", "OffloadFromAnAccelerator.ComesBack*:*AreInOrderHowever*", 60),
     Step("planned", "Planned GPT, deterministic: bits, allocated and reserved peaks against the prediction", PLANNED, 90, environment=DETERMINISTIC),

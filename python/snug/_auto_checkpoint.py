@@ -52,10 +52,11 @@ def auto_checkpoint(model: Model, memory_budget: int | str) -> Model:
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"auto_checkpoint: a {type(model).__name__} is no torch.nn.Module; give the model that the loop calls")
-    before = vars(model).get("auto_checkpoint")
+    planned = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model  # planning exchanges nothing
+    before = vars(planned).get("auto_checkpoint")
     if isinstance(before, AutoCheckpoint):
         before.remove()
-    model.auto_checkpoint = AutoCheckpoint(model, memory_budget)
+    model.auto_checkpoint = planned.auto_checkpoint = AutoCheckpoint(planned, memory_budget)
     return model
 
 

@@ -8,6 +8,7 @@
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <fmt/format.h>
 
 #include "snug/core.h"
@@ -112,6 +113,15 @@ bool is_for_others(const c10::OperatorHandle& op, const Stack& stack) {
   });
 }
 
+// Whether a compiler traces: the operators have no values. Since LibTorch 2.13 the compiler's modes take such operators
+// before DispatchKey::Fake is asked. Before 2.13 the order is the other way round, and snug hands the operators on.
+bool is_for_compiler(c10::DispatchKeySet keys) {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  using Mode = c10::impl::TorchDispatchModeKey;
+  return kBelow.has(c10::DispatchKey::Python) && keys.has(c10::DispatchKey::Python) &&
+         (Modes::get_mode(Mode::FAKE) || Modes::get_mode(Mode::PROXY) || Modes::get_mode(Mode::FUNCTIONAL));
+}
+
 // If an operator makes a tensor from nothing, the operator's keys do not include the backend yet: the backend follows
 // from the device.
 bool is_on_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const Stack& stack) {
@@ -134,6 +144,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   }
   if (is_for_others(op, *stack)) {
     of_others.callBoxed(op, keys, stack);
+    return;
+  }
+  if (is_for_compiler(keys)) {
+    op.redispatchBoxed(keys & kBelow, stack);
     return;
   }
   RandomDraw random;

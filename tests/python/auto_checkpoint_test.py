@@ -4,13 +4,17 @@ import copy
 import gc
 import logging
 import pickle
+import tempfile
 import unittest
 import warnings
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import snug
 from models import Mlp, Transformer
@@ -342,6 +346,28 @@ class EstimateMemory(unittest.TestCase):
         self.check(lambda p: torch.optim.AdamW(p, lr=1e-3))
         self.check(lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9))
         self.check(lambda p: snug.AdamW8bit(p, min_elements=256))
+
+
+def on_rank(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    model, batches = made(items=256 * (rank + 1))  # the ranks have other plans
+    plain, peak, most = trained(DistributedDataParallel(copy.deepcopy(model)), batches)
+    budget = peak + sum(tensor.nbytes for tensor in plain) - most // 3  # with the results of the plain loop
+    for planned in (lambda one: DistributedDataParallel(snug.auto_checkpoint(one, budget)),
+                    lambda one: snug.auto_checkpoint(DistributedDataParallel(one), budget)):
+        gc.collect()
+        found, peak, _ = trained(planned(copy.deepcopy(model)), batches)
+        assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True)), "the same bits"
+        assert peak <= budget, f"{peak} bytes, of {budget}"
+        del found
+    dist.destroy_process_group()
+
+
+class OnRanks(unittest.TestCase):
+    def test_keeps_inside_and_outside_of_distributed_data_parallel_to_the_budget(self):
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(on_rank, (folder,), nprocs=2)
 
 
 class OwnCheckpoints(unittest.TestCase):

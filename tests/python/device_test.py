@@ -1,6 +1,6 @@
-"""The package on a device: the simulated accelerator of the C++ tests, whose allocator gives blocks of 512 bytes.
+"""The package on a device: the simulated accelerator of the C++ tests, or CUDA. Their allocators give blocks of 512 bytes.
 
-The environment has the path of its library, SNUG_SIM_DEVICE.
+The environment has the path of the accelerator's library, SNUG_SIM_DEVICE, or SNUG_ACCELERATOR=cuda.
 """
 
 import copy
@@ -32,7 +32,7 @@ def load_simulated_accelerator():
     return torch.device("sim:0")
 
 
-DEVICE = load_simulated_accelerator()
+DEVICE = torch.device("cuda:0") if os.environ.get("SNUG_ACCELERATOR") == "cuda" else load_simulated_accelerator()
 
 
 def on_device(name):

@@ -96,8 +96,8 @@ class Trial(unittest.TestCase):
 
 
 class Steps(unittest.TestCase):
-    def test_take_at_most_twenty_minutes_together(self):
-        self.assertLessEqual(sum(step.limit_s for step in trial.STEPS), 20 * 60)
+    def test_take_at_most_21_minutes_together(self):
+        self.assertLessEqual(sum(step.limit_s for step in trial.STEPS), 21 * 60)
 
     def test_have_names_of_their_own_and_words_that_are_known(self):
         self.assertEqual(len({step.name for step in trial.STEPS}), len(trial.STEPS))
@@ -115,6 +115,8 @@ class Steps(unittest.TestCase):
                     self.assertRegex(script, rf'tests=".*\b{name.removeprefix("test_")}\b')
                 elif folder == "benchmarks" and not name.endswith(".py") and name != "peers":
                     self.assertRegex(script, rf'benchmarks=".*\b{name}\b')
+                elif folder == "python":
+                    self.assertRegex(script, rf'tests/python/.*\b{pathlib.Path(name).stem}\b')
 
 
 if __name__ == "__main__":
