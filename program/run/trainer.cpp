@@ -195,7 +195,7 @@ class Trainer::Impl {
                       outcome.validation_loss));
     }
     if (outcome.finished) {
-      with_all_weights([&] { save_model(); });
+      save_on_ranks([&] { save_model(); });
     }
     return outcome;
   }
@@ -510,22 +510,42 @@ class Trainer::Impl {
     rollbacks_ = 0;
     within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] {
       detail::check_finite(record, model_);
-      optimizer_.while_whole([&] {
-        with_all_weights([&] {
+      save_on_ranks([&] {
+        if (ranks_.is_first()) {
           log_->sync();
-          if (config_.async_snapshots) {
-            saving_.save(step_, parts());
-          } else {
-            snapshots_.save(step_, parts());
-          }
-        });
+        }
+        if (config_.async_snapshots && !has_shares()) {
+          saving_.save(step_, parts());
+        } else {
+          snapshots_.save(step_, parts());
+        }
       });
     });
   }
 
-  // Calls `use` on the first rank, which has all weights during the call, also if weights are in shards.
-  void with_all_weights(const std::function<void()>& use) {
-    data_parallel_ ? data_parallel_->with_gathered_weights(config_.out, use) : use();
+  // Whether each rank keeps a share of the state, and perhaps of the weights.
+  bool has_shares() const { return ranks_.size() > 1 && optimizer_.sharded() != nullptr; }
+
+  // Calls `save` on the ranks that write: all, if each rank keeps a share, or else the first.
+  void save_on_ranks(const std::function<void()>& save) {
+    if (has_shares()) {
+      ranks_.group()->save_together(save);
+      return;
+    }
+    std::exception_ptr failure;
+    try {
+      if (ranks_.is_first()) {
+        save();
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    if (ranks_.any(failure != nullptr) && failure == nullptr) {
+      throw DistributedError("train: rank 0 could not save; its own message is on its standard error");
+    }
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
   }
 
   // The step of the newest snapshot that all ranks can load.

@@ -95,36 +95,22 @@ at::Tensor bytes_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
   return memory_of(tensor, begin, end).view(at::kByte);
 }
 
-// Bytes from a rank to another rank; `source` is defined on the sending rank, `target` on the receiving rank.
-struct Transfer {
-  int from;
-  at::Tensor source, target;
-  int64_t bytes;
-};
-
-void send(ProcessGroup& group, int to, const Transfer& transfer) {
+// The bytes of `elements` go to rank `to`.
+void send(ProcessGroup& group, int to, const KeptElements& elements) {
   constexpr int64_t kAtOnce = int64_t{1} << 20;
-  const at::Tensor& source = transfer.source;
-  for (int64_t begin = 0; begin < transfer.bytes; begin += kAtOnce) {
-    const int64_t size = std::min(kAtOnce, transfer.bytes - begin);
-    const at::Tensor slice =
-        source.defined() ? source.narrow(0, begin, size).to(at::kCPU) : at::empty({size}, at::kByte);
-    if (transfer.from != to) {
-      group.broadcast({slice}, transfer.from);
+  const int64_t bytes = (elements.end - elements.begin) * static_cast<int64_t>(elements.tensor.element_size());
+  const bool is_sender = elements.rank == group.rank(), is_receiver = to == group.rank();
+  const at::Tensor source = is_sender ? bytes_of(elements.values, 0, elements.values.numel()) : at::Tensor();
+  const at::Tensor target = is_receiver ? bytes_of(elements.tensor, elements.begin, elements.end) : at::Tensor();
+  for (int64_t begin = 0; begin < bytes; begin += kAtOnce) {
+    const int64_t size = std::min(kAtOnce, bytes - begin);
+    const at::Tensor slice = is_sender ? source.narrow(0, begin, size).to(at::kCPU) : at::empty({size}, at::kByte);
+    if (elements.rank != to) {
+      group.broadcast({slice}, elements.rank);
     }
-    if (transfer.target.defined()) {
-      transfer.target.narrow(0, begin, size).copy_(slice);
+    if (is_receiver) {
+      target.narrow(0, begin, size).copy_(slice);
     }
-  }
-}
-
-// A rank without room must not leave the other ranks waiting in an exchange.
-void check_room(ProcessGroup& group, int to, const std::exception_ptr& error) {
-  if (has_another_failed(group, error)) {
-    throw Error(
-        fmt::format("ShardedOptimizer.consolidate: rank {} has no room for the state of all; its own message is on its "
-                    "standard error",
-                    to));
   }
 }
 
@@ -148,13 +134,11 @@ StateDict cut(const StateDict& state, const ShardPiece& piece, const at::Tensor&
   return result;
 }
 
-// Makes the list of transfers, the same on all ranks. Before the first transfer, rank `to` makes room for all transfers
-// in `whole`.
-std::vector<Transfer> lay_out(int rank_here, int to, const StateDict& mine, const std::vector<StateDict>& forms,
-                              const std::vector<ShardPiece>& pieces, const std::vector<at::Tensor>& parameters,
-                              const NewTensor& make, StateDict& whole) {
+WholeState lay_out(int here, bool is_allocated, const StateDict& mine, const std::vector<StateDict>& forms,
+                   const std::vector<ShardPiece>& pieces, const std::vector<at::Tensor>& parameters) {
+  const at::TensorOptions options(is_allocated ? at::kCPU : at::kMeta);
   std::vector<size_t> next(forms.size());  // for each rank, the number of the rank's next piece
-  std::vector<Transfer> transfers;
+  WholeState whole;
   for (const ShardPiece& piece : pieces) {
     const auto rank = static_cast<size_t>(piece.rank);
     const std::string place = std::to_string(next[rank]++);
@@ -163,31 +147,27 @@ std::vector<Transfer> lay_out(int rank_here, int to, const StateDict& mine, cons
     }
     const at::Tensor& parameter = parameters[piece.parameter];
     const std::string number = std::to_string(piece.parameter);
-    StateDict joined = whole.contains(number) ? whole.get<StateDict>(number) : StateDict();
+    StateDict joined = whole.state.contains(number) ? whole.state.get<StateDict>(number) : StateDict();
     for (const StateDict::Entry& entry : forms[rank].get<StateDict>(place).entries()) {
       const Form form(std::get<at::Tensor>(entry.value));
-      // Each piece has the same count of steps.
       const bool is_part = !form.sizes.empty() && !is_whole(piece, parameter);
-      at::Tensor source, target;
-      if (rank_here == to) {
-        if (!joined.contains(entry.name)) {
-          joined.set(entry.name, is_part ? make(parameter.sizes(), parameter.strides(), form.dtype)
-                                         : make(form.sizes, form.strides, form.dtype));
-        }
-        const auto& tensor = joined.get<at::Tensor>(entry.name);
-        target = is_part ? bytes_of(tensor, piece.begin, piece.end) : bytes_of(tensor, 0, form.elements);
+      if (!joined.contains(entry.name)) {
+        joined.set(entry.name,
+                   is_part ? at::empty_strided(parameter.sizes(), parameter.strides(), options.dtype(form.dtype))
+                           : at::empty_strided(form.sizes, form.strides, options.dtype(form.dtype)));
+      } else if (!is_part) {
+        continue;  // each piece has the same count of steps
       }
-      if (rank_here == piece.rank) {
-        source = bytes_of(mine.get<StateDict>(place).get<at::Tensor>(entry.name), 0, form.elements);
-      }
-      transfers.push_back(
-          {piece.rank, source, target, form.elements * static_cast<int64_t>(c10::elementSize(form.dtype))});
+      whole.elements.push_back(
+          {.rank = piece.rank,
+           .tensor = joined.get<at::Tensor>(entry.name),
+           .begin = is_part ? piece.begin : 0,
+           .end = is_part ? piece.end : form.elements,
+           .values = piece.rank == here ? mine.get<StateDict>(place).get<at::Tensor>(entry.name) : at::Tensor()});
     }
-    if (rank_here == to) {
-      whole.set(number, std::move(joined));
-    }
+    whole.state.set(number, std::move(joined));
   }
-  return transfers;
+  return whole;
 }
 
 }  // namespace
@@ -203,22 +183,29 @@ at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) 
   return at::empty_strided(parameter.sizes(), parameter.strides(), tensor.options()).copy_(tensor);
 }
 
-StateDict gather_shares(ProcessGroup& group, int to, const StateDict& mine, const std::vector<ShardPiece>& pieces,
-                        const std::vector<at::Tensor>& parameters, const NewTensor& make) {
+// A rank without room must not leave the other ranks waiting in an exchange.
+WholeState whole_state(ProcessGroup& group, int to, const StateDict& mine, const std::vector<ShardPiece>& pieces,
+                       const std::vector<at::Tensor>& parameters) {
   const std::vector<StateDict> forms = exchange(group, forms_of(mine));
-  StateDict whole;
-  std::vector<Transfer> transfers;
+  WholeState whole;
   std::exception_ptr error;
   try {
-    transfers = lay_out(group.rank(), to, mine, forms, pieces, parameters, make, whole);
+    whole = lay_out(group.rank(), group.rank() == to, mine, forms, pieces, parameters);
   } catch (...) {
     error = std::current_exception();
   }
-  check_room(group, to, error);
-  for (const Transfer& transfer : transfers) {
-    send(group, to, transfer);
+  if (has_another_failed(group, error)) {
+    throw Error(
+        "ShardedOptimizer: another rank has no room for the state of all ranks; its own message is on its standard "
+        "error");
   }
   return whole;
+}
+
+void gather_elements(ProcessGroup& group, int to, const WholeState& whole) {
+  for (const KeptElements& elements : whole.elements) {
+    send(group, to, elements);
+  }
 }
 
 StateDict share_of(const StateDict& whole, const std::vector<std::string>& places, int rank,

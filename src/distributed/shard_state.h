@@ -2,7 +2,6 @@
 // An optimizer's state in shares. Each share is a StateDict like FusedOptimizer's state_dict()["state"]; the entries of
 // a share are numbered by the rank's own pieces in order.
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,14 +16,27 @@ at::Tensor memory_of(const at::Tensor& tensor, int64_t begin, int64_t end);
 /// `tensor`, or a copy of it with the memory layout of `parameter`.
 at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor);
 
-/// Makes an uninitialised tensor on the CPU.
-using NewTensor = std::function<at::Tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype)>;
+/// Elements [begin, end) of the memory of `tensor`, a tensor of the whole state. `rank` keeps the elements in `values`.
+struct KeptElements {
+  int rank;
+  at::Tensor tensor;
+  int64_t begin, end;
+  at::Tensor values;  // on the rank
+};
 
-/// Returns the whole state on rank `to`, and an empty state on the other ranks. The whole state is numbered by
-/// parameter. `make` returns the tensors of the whole state. The tensors are filled piece by piece, a mebibyte at a
-/// time. Every rank calls gather_shares() with the rank's own share, `mine`.
-StateDict gather_shares(ProcessGroup& group, int to, const StateDict& mine, const std::vector<ShardPiece>& pieces,
-                        const std::vector<at::Tensor>& parameters, const NewTensor& make);
+/// The whole state, numbered by parameter, and where each tensor's elements are, in order.
+struct WholeState {
+  StateDict state;
+  std::vector<KeptElements> elements;
+};
+
+/// The whole state on all ranks. Every rank calls whole_state() with the rank's own share, `mine`. The tensors have no
+/// memory (meta), except on rank `to`, which allocates them on the CPU. -1: no rank does. Throws on all ranks if rank
+/// `to` has no memory.
+WholeState whole_state(ProcessGroup& group, int to, const StateDict& mine, const std::vector<ShardPiece>& pieces,
+                       const std::vector<at::Tensor>& parameters);
+/// Sends all elements to rank `to`, a mebibyte at a time.
+void gather_elements(ProcessGroup& group, int to, const WholeState& whole);
 /// The share of `rank`. `places[i]` is the name of parameter i in the whole. Throws CorruptFile for a tensor whose size
 /// differs from the size of the tensor's parameter.
 StateDict share_of(const StateDict& whole, const std::vector<std::string>& places, int rank,

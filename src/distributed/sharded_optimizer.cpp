@@ -6,22 +6,22 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/ScopeExit.h>
-#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include "snug/autocast.h"
 #include "snug/core.h"
-#include "src/core/file_memory.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/core/unnamed_file.h"
 #include "src/distributed/owners.h"
 #include "src/distributed/process_group_impl.h"
+#include "src/distributed/rank_writers.h"
 #include "src/distributed/same_model.h"
 #include "src/distributed/shard_layout.h"
 #include "src/distributed/shard_state.h"
@@ -40,7 +40,7 @@
 // Consequences:
 // - Gradients of pieces are parts of the parameters' gradients, lent to the pieces during a step.
 // - After an update, each rank broadcasts the rank's pieces.
-// - A whole state is put together on one rank, on request (consolidate()).
+// - A whole state is put together in a file (ProcessGroup::save_together), or on one rank, on request (consolidate()).
 
 namespace snug {
 
@@ -87,6 +87,9 @@ class ShardedOptimizer::Impl {
   int owner_of(const at::Tensor& parameter) const { return owners ? owners->of(parameter) : -1; }
   bool has_state() const { return own && !own->state().empty(); }
   StateDict own_state() const { return own ? own->state_dict().get<StateDict>("state") : StateDict(); }
+  detail::WholeState whole_state(int to) const {
+    return detail::whole_state(*group, to, own_state(), pieces, parameters);
+  }
 
   std::shared_ptr<ProcessGroup> group;
   Factory make;
@@ -97,7 +100,7 @@ class ShardedOptimizer::Impl {
   std::vector<at::Tensor> views;                 // a view for each piece
   std::shared_ptr<const detail::Owners> owners;  // of parameters that stay whole; may be null
   StatePlacement placement;
-  std::optional<StateDict> consolidated;
+  std::optional<StateDict> consolidated, before_save;
   // The hook of the next step.
   std::function<void()> before_writing;
   at::Tensor grad_scale, found_inf;
@@ -129,7 +132,9 @@ std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
     std::vector<detail::ShardItem> items;
     for (const at::Tensor& parameter : parameters) {
       const bool is_divided_here = owner_of(parameter) < 0 && parameter.requires_grad() == is_trained;
-      items.push_back({is_divided_here ? parameter.numel() : 0, static_cast<int64_t>(parameter.element_size())});
+      // A piece is a part of the memory, and a file has elements in order: both are the same if contiguous.
+      items.push_back({is_divided_here ? parameter.numel() : 0, static_cast<int64_t>(parameter.element_size()),
+                       parameter.is_contiguous()});
     }
     const auto some = detail::shard_layout(items, group->size(), whole->shard_multiple());
     result.insert(result.end(), some.begin(), some.end());
@@ -286,8 +291,37 @@ void ShardedOptimizer::Impl::gather() const {
   Autocast::clear_cache();
 }
 
+// The state of all ranks, for a save.
+class ShardedOptimizer::Saved final : public detail::KeptOnRanks {
+ public:
+  explicit Saved(Impl& optimizer) : KeptOnRanks(*optimizer.group), optimizer_(optimizer) {}
+
+  void begin_save() override {
+    detail::WholeState whole = optimizer_.whole_state(/*to=*/-1);
+    for (const detail::KeptElements& elements : whole.elements) {
+      parts_[elements.tensor.unsafeGetTensorImpl()].push_back(
+          {(elements.end - elements.begin) * static_cast<int64_t>(elements.tensor.element_size()), elements.values});
+    }
+    optimizer_.before_save = std::exchange(optimizer_.consolidated, std::move(whole.state));
+  }
+  void end_save() noexcept override {
+    parts_.clear();
+    optimizer_.consolidated = std::exchange(optimizer_.before_save, std::nullopt);
+  }
+  std::vector<detail::Writers::Part> parts_of(const at::Tensor& tensor) const override {
+    const auto found = parts_.find(tensor.unsafeGetTensorImpl());
+    return found != parts_.end() ? found->second : std::vector<detail::Writers::Part>();
+  }
+
+ private:
+  Impl& optimizer_;
+  std::unordered_map<const c10::TensorImpl*, std::vector<detail::Writers::Part>> parts_;
+};
+
 ShardedOptimizer::ShardedOptimizer(std::unique_ptr<Impl> impl)
-    : torch::optim::Optimizer(impl->whole->param_groups(), impl->whole->defaults().clone()), impl_(std::move(impl)) {
+    : torch::optim::Optimizer(impl->whole->param_groups(), impl->whole->defaults().clone()),
+      impl_(std::move(impl)),
+      saved_(std::make_unique<Saved>(*impl_)) {
   copy_options(impl_->whole->param_groups(), param_groups_);
 }
 
@@ -373,6 +407,9 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
   try {
     impl_->take_new_parameters(param_groups_);
     impl_->consolidated.reset();
+    if (impl_->owners && impl_->owners->before_writing) {
+      impl_->owners->before_writing();
+    }
     update_own(grad_scale, found_inf, hook ? hook : tell);
   } catch (...) {
     if (!has_told) {
@@ -403,23 +440,16 @@ void ShardedOptimizer::update_own(const at::Tensor& grad_scale, const at::Tensor
   impl_->own->step();
 }
 
-void ShardedOptimizer::consolidate(int to, const std::filesystem::path& scratch) {
+void ShardedOptimizer::consolidate(int to) {
   const ProcessGroup& here = *impl_->group;
   if (to < 0 || to >= here.size()) {
     throw ConfigError(fmt::format("ShardedOptimizer.consolidate: there is no rank {} of {}", to, here.size()));
   }
-  const auto make = [&](at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
-    if (scratch.empty()) {
-      return at::empty_strided(sizes, strides, at::TensorOptions(at::kCPU).dtype(dtype));
-    }
-    const auto bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
-    return detail::tensor_in(detail::FileMemory::in(scratch, bytes), 0, sizes, strides, dtype);
-  };
   impl_->consolidated.reset();
-  StateDict whole =
-      detail::gather_shares(*impl_->group, to, impl_->own_state(), impl_->pieces, impl_->parameters, make);
+  detail::WholeState whole = impl_->whole_state(to);
+  detail::gather_elements(*impl_->group, to, whole);
   if (here.rank() == to) {
-    impl_->consolidated = std::move(whole);
+    impl_->consolidated = std::move(whole.state);
   }
 }
 
@@ -432,16 +462,14 @@ StateDict ShardedOptimizer::state_dict() const {
     state.set("state", impl_->own_state());
   } else {
     throw ConfigError(fmt::format(
-        "ShardedOptimizer.state_dict: rank {} has a share of the state only; call consolidate({}) on every rank after "
-        "the last step, then state_dict() on that rank",
+        "ShardedOptimizer.state_dict: rank {} has a share of the state only; save in ProcessGroup::save_together, or "
+        "call consolidate({}) on every rank after the last step, then state_dict() on that rank",
         impl_->group->rank(), impl_->group->rank()));
   }
   copy_options(param_groups_, impl_->whole->param_groups());
   state.set("param_groups", impl_->whole->state_dict().get<StateDict>("param_groups"));
   return state;
 }
-
-void ShardedOptimizer::release() { impl_->consolidated.reset(); }
 
 std::vector<at::Tensor> ShardedOptimizer::state_tensors() const { return detail::tensors_in(impl_->own_state()); }
 
