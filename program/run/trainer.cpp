@@ -195,7 +195,7 @@ class Trainer::Impl {
                       outcome.validation_loss));
     }
     if (outcome.finished) {
-      save_on_ranks([&] { save_model(); });
+      on_all_ranks([&] { save_model(); });
     }
     return outcome;
   }
@@ -510,42 +510,20 @@ class Trainer::Impl {
     rollbacks_ = 0;
     within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] {
       detail::check_finite(record, model_);
-      save_on_ranks([&] {
-        if (ranks_.is_first()) {
-          log_->sync();
-        }
-        if (config_.async_snapshots && !has_shares()) {
-          saving_.save(step_, parts());
-        } else {
-          snapshots_.save(step_, parts());
-        }
-      });
+      if (ranks_.is_first()) {
+        log_->sync();
+      }
+      // Ranks with shares write together, so they must not write beside training.
+      if (!config_.async_snapshots || optimizer_.sharded() != nullptr) {
+        on_all_ranks([&] { snapshots_.save(step_, parts()); });
+      } else if (ranks_.is_first()) {
+        saving_.save(step_, parts());
+      }
     });
   }
 
-  // Whether each rank keeps a share of the state, and perhaps of the weights.
-  bool has_shares() const { return ranks_.size() > 1 && optimizer_.sharded() != nullptr; }
-
-  // Calls `save` on the ranks that write: all, if each rank keeps a share, or else the first.
-  void save_on_ranks(const std::function<void()>& save) {
-    if (has_shares()) {
-      ranks_.group()->save_together(save);
-      return;
-    }
-    std::exception_ptr failure;
-    try {
-      if (ranks_.is_first()) {
-        save();
-      }
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    if (ranks_.any(failure != nullptr) && failure == nullptr) {
-      throw DistributedError("train: rank 0 could not save; its own message is on its standard error");
-    }
-    if (failure) {
-      std::rethrow_exception(failure);
-    }
+  void on_all_ranks(const std::function<void()>& save) {
+    ranks_.group() ? ranks_.group()->save_together(save) : save();
   }
 
   // The step of the newest snapshot that all ranks can load.

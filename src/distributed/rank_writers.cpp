@@ -7,8 +7,8 @@ namespace detail {
 
 void RankWriters::begin() {
   for (KeptOnRanks* const kept : group_.impl().kept) {
-    begun_.push_back(kept);
     kept->begin_save();
+    begun_.push_back(kept);
   }
 }
 

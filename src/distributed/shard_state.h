@@ -3,10 +3,12 @@
 // a share are numbered by the rank's own pieces in order.
 
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "snug/distributed/process_group.h"
 #include "snug/state.h"
+#include "src/core/writers.h"
 #include "src/distributed/shard_layout.h"
 
 namespace snug::detail {
@@ -16,27 +18,15 @@ at::Tensor memory_of(const at::Tensor& tensor, int64_t begin, int64_t end);
 /// `tensor`, or a copy of it with the memory layout of `parameter`.
 at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor);
 
-/// Elements [begin, end) of the memory of `tensor`, a tensor of the whole state. `rank` keeps the elements in `values`.
-struct KeptElements {
-  int rank;
-  at::Tensor tensor;
-  int64_t begin, end;
-  at::Tensor values;  // on the rank
-};
-
-/// The whole state, numbered by parameter, and where each tensor's elements are, in order.
+/// The whole state, numbered by parameter. The tensors have no memory (meta).
 struct WholeState {
   StateDict state;
-  std::vector<KeptElements> elements;
+  std::unordered_map<const c10::TensorImpl*, std::vector<Writers::Part>> parts;  // of each tensor
 };
 
-/// The whole state on all ranks. Every rank calls whole_state() with the rank's own share, `mine`. The tensors have no
-/// memory (meta), except on rank `to`, which allocates them on the CPU. -1: no rank does. Throws on all ranks if rank
-/// `to` has no memory.
-WholeState whole_state(ProcessGroup& group, int to, const StateDict& mine, const std::vector<ShardPiece>& pieces,
+/// Every rank calls whole_state() with the rank's own share, `mine`.
+WholeState whole_state(ProcessGroup& group, const StateDict& mine, const std::vector<ShardPiece>& pieces,
                        const std::vector<at::Tensor>& parameters);
-/// Sends all elements to rank `to`, a mebibyte at a time.
-void gather_elements(ProcessGroup& group, int to, const WholeState& whole);
 /// The share of `rank`. `places[i]` is the name of parameter i in the whole. Throws CorruptFile for a tensor whose size
 /// differs from the size of the tensor's parameter.
 StateDict share_of(const StateDict& whole, const std::vector<std::string>& places, int rank,

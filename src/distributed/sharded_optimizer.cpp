@@ -6,7 +6,6 @@
 #include <functional>
 #include <numeric>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 #include <variant>
 
@@ -40,7 +39,7 @@
 // Consequences:
 // - Gradients of pieces are parts of the parameters' gradients, lent to the pieces during a step.
 // - After an update, each rank broadcasts the rank's pieces.
-// - A whole state is put together in a file (ProcessGroup::save_together), or on one rank, on request (consolidate()).
+// - A whole state is put together in a file (ProcessGroup::save_together).
 
 namespace snug {
 
@@ -87,9 +86,6 @@ class ShardedOptimizer::Impl {
   int owner_of(const at::Tensor& parameter) const { return owners ? owners->of(parameter) : -1; }
   bool has_state() const { return own && !own->state().empty(); }
   StateDict own_state() const { return own ? own->state_dict().get<StateDict>("state") : StateDict(); }
-  detail::WholeState whole_state(int to) const {
-    return detail::whole_state(*group, to, own_state(), pieces, parameters);
-  }
 
   std::shared_ptr<ProcessGroup> group;
   Factory make;
@@ -100,7 +96,6 @@ class ShardedOptimizer::Impl {
   std::vector<at::Tensor> views;                 // a view for each piece
   std::shared_ptr<const detail::Owners> owners;  // of parameters that stay whole; may be null
   StatePlacement placement;
-  std::optional<StateDict> consolidated, before_save;
   // The hook of the next step.
   std::function<void()> before_writing;
   at::Tensor grad_scale, found_inf;
@@ -297,25 +292,18 @@ class ShardedOptimizer::Saved final : public detail::KeptOnRanks {
   explicit Saved(Impl& optimizer) : KeptOnRanks(*optimizer.group), optimizer_(optimizer) {}
 
   void begin_save() override {
-    detail::WholeState whole = optimizer_.whole_state(/*to=*/-1);
-    for (const detail::KeptElements& elements : whole.elements) {
-      parts_[elements.tensor.unsafeGetTensorImpl()].push_back(
-          {(elements.end - elements.begin) * static_cast<int64_t>(elements.tensor.element_size()), elements.values});
-    }
-    optimizer_.before_save = std::exchange(optimizer_.consolidated, std::move(whole.state));
+    whole = detail::whole_state(*optimizer_.group, optimizer_.own_state(), optimizer_.pieces, optimizer_.parameters);
   }
-  void end_save() noexcept override {
-    parts_.clear();
-    optimizer_.consolidated = std::exchange(optimizer_.before_save, std::nullopt);
-  }
+  void end_save() noexcept override { whole.reset(); }
   std::vector<detail::Writers::Part> parts_of(const at::Tensor& tensor) const override {
-    const auto found = parts_.find(tensor.unsafeGetTensorImpl());
-    return found != parts_.end() ? found->second : std::vector<detail::Writers::Part>();
+    const auto found = whole->parts.find(tensor.unsafeGetTensorImpl());
+    return found != whole->parts.end() ? found->second : std::vector<detail::Writers::Part>();
   }
+
+  std::optional<detail::WholeState> whole;
 
  private:
   Impl& optimizer_;
-  std::unordered_map<const c10::TensorImpl*, std::vector<detail::Writers::Part>> parts_;
 };
 
 ShardedOptimizer::ShardedOptimizer(std::unique_ptr<Impl> impl)
@@ -406,7 +394,6 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
   };
   try {
     impl_->take_new_parameters(param_groups_);
-    impl_->consolidated.reset();
     if (impl_->owners && impl_->owners->before_writing) {
       impl_->owners->before_writing();
     }
@@ -440,31 +427,18 @@ void ShardedOptimizer::update_own(const at::Tensor& grad_scale, const at::Tensor
   impl_->own->step();
 }
 
-void ShardedOptimizer::consolidate(int to) {
-  const ProcessGroup& here = *impl_->group;
-  if (to < 0 || to >= here.size()) {
-    throw ConfigError(fmt::format("ShardedOptimizer.consolidate: there is no rank {} of {}", to, here.size()));
-  }
-  impl_->consolidated.reset();
-  detail::WholeState whole = impl_->whole_state(to);
-  detail::gather_elements(*impl_->group, to, whole);
-  if (here.rank() == to) {
-    impl_->consolidated = std::move(whole.state);
-  }
-}
-
 StateDict ShardedOptimizer::state_dict() const {
   impl_->take_new_parameters(param_groups_);
   StateDict state;
-  if (impl_->consolidated) {
-    state.set("state", *impl_->consolidated);
+  if (saved_->whole) {
+    state.set("state", saved_->whole->state);
   } else if (impl_->group->size() == 1) {
     state.set("state", impl_->own_state());
   } else {
     throw ConfigError(fmt::format(
-        "ShardedOptimizer.state_dict: rank {} has a share of the state only; save in ProcessGroup::save_together, or "
-        "call consolidate({}) on every rank after the last step, then state_dict() on that rank",
-        impl_->group->rank(), impl_->group->rank()));
+        "ShardedOptimizer.state_dict: rank {} has a share of the state only; save a snapshot on all ranks inside of "
+        "ProcessGroup::save_together, and load the snapshot if the state is needed whole",
+        impl_->group->rank()));
   }
   copy_options(param_groups_, impl_->whole->param_groups());
   state.set("param_groups", impl_->whole->state_dict().get<StateDict>("param_groups"));
@@ -492,7 +466,6 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
   impl_->whole = std::move(whole);
   impl_->own = std::move(own);
   copy_options(impl_->whole->param_groups(), param_groups_);
-  impl_->consolidated.reset();
 }
 
 int64_t ShardedOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {

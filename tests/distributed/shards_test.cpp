@@ -276,14 +276,9 @@ void save(OddRun& run, const std::filesystem::path& folder) {
   });
 }
 
-void on_ranks_with_a_folder(int ranks, const std::function<void(const std::filesystem::path&)>& body) {
-  const testing::TemporaryFolder folder;
-  on_ranks(ranks, std::vector<detail::Environment>(static_cast<size_t>(ranks), {{"FOLDER", folder.path()}}),
-           testing::is_rank() ? 0 : testing::free_port(), [&] { body(std::getenv("FOLDER")); });
-}
-
 TEST(ShardedWeights, AreSavedInOneSnapshotThatAnyNumberOfRanksLoads) {
-  on_ranks_with_a_folder(3, [](const std::filesystem::path& folder) {
+  on_ranks(3, [] {
+    const std::filesystem::path folder = testing::shared_folder();
     const auto group = init_process_group(quick());
     OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, {.shard = Shard::Weights});
     plain.train(2);
@@ -315,7 +310,8 @@ TEST(ShardedWeights, AreSavedInOneSnapshotThatAnyNumberOfRanksLoads) {
 }
 
 TEST(ShardedWeights, AreSavedWithTheStateByAllRanksWithoutMemoryAndTraffic) {
-  on_ranks_with_a_folder(2, [](const std::filesystem::path& folder) {
+  on_ranks(2, [] {
+    const std::filesystem::path folder = testing::shared_folder();
     const auto group = init_process_group(quick());
     auto model = deep(), whole = deep(), loaded = deep();
     ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
@@ -343,7 +339,8 @@ TEST(ShardedWeights, AreSavedWithTheStateByAllRanksWithoutMemoryAndTraffic) {
 }
 
 TEST(ShardedWeights, LeaveTheEarlierSnapshotIfARankCannotSave) {
-  on_ranks_with_a_folder(3, [](const std::filesystem::path& folder) {
+  on_ranks(3, [] {
+    const std::filesystem::path folder = testing::shared_folder();
     const auto group = init_process_group(quick());
     OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, {.shard = Shard::Weights});
     SnapshotStore snapshots(folder / "snapshots");

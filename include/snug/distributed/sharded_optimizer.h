@@ -65,12 +65,9 @@ class ShardedOptimizer final : public torch::optim::Optimizer,
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
 
-  /// Gathers the state on rank `to`, piece by piece, in CPU memory. Until the next step, state_dict() returns the
-  /// gathered state on rank `to`. Needed to use the state; ProcessGroup::save_together saves it without.
-  void consolidate(int to = 0);
-  /// The whole state, in the form of the optimizer without sharding. Inside of ProcessGroup::save_together the tensors
-  /// have no memory, and all ranks write them. Throws ConfigError on a rank without the whole state: see consolidate().
-  /// In a group of one the rank always has the whole state.
+  /// The whole state, in the form of the optimizer without sharding. On several ranks only inside of
+  /// ProcessGroup::save_together: the tensors have no memory (meta), and all ranks write the tensors. Elsewhere throws
+  /// ConfigError.
   StateDict state_dict() const override;
   /// Loads a whole state, saved by any number of ranks or by the optimizer without sharding. Every rank must call
   /// load_state_dict(); each rank keeps its own share. Throws as FusedOptimizer does; after an exception nothing has
