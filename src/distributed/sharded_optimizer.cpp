@@ -542,6 +542,11 @@ MovableState::PlacementBytes ShardedOptimizer::bytes_with_state_in(const StatePl
 }
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  if (saved_->whole) {
+    throw ConfigError(
+        "ShardedOptimizer.save: one rank writes torch's archive, and ProcessGroup::save_together saves the state of all "
+        "ranks; save a snapshot (SnapshotStore) instead");
+  }
   detail::write_state(archive, state_dict());
 }
 void ShardedOptimizer::load(torch::serialize::InputArchive& archive) { load_state_dict(detail::read_state(archive)); }

@@ -1,4 +1,5 @@
 #include <memory>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,8 @@ TEST(ShardedOptimizer, SavesItsStateOfAllRanksWithoutTensorMemory) {
       const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + (6 << 20)));
       group->save_together([&] { snapshots.save(1, {{"optimizer", stateful(sharded)}}); });
     }
+    std::ostringstream archive;
+    EXPECT_THROW(group->save_together([&] { torch::save(sharded, archive); }), ConfigError);
     EXPECT_THROW(sharded.state_dict(), ConfigError);  // the state is in shares again
     const auto loaded = make_adamw({OptimizerParamGroup(a)});
     EXPECT_EQ(snapshots.load_latest({{"optimizer", stateful(*loaded)}}), 1);
