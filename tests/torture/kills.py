@@ -169,7 +169,7 @@ def main():
              for name, flags in RUNS.items()}
     kinds |= {"one rank of two is killed": lambda killer: killer.one_of_two_ranks(arguments.kills, ["--batch", "4"]),
               "one rank of two, with weights in shards, is killed":
-                  lambda killer: killer.one_of_two_ranks(arguments.kills, ["--batch", "4", "--memory", "11MiB"]),
+                  lambda killer: killer.one_of_two_ranks(arguments.kills, ["--batch", "4", "--micro-batch", "1", "--memory", "11MiB"]),
               "snug report is killed": lambda killer: killer.report(arguments.kills),
               CLOCK_SET_BACK: lambda killer: killer.clock((arguments.kills + 9) // 10)}
     rows, wrong = [], 0
