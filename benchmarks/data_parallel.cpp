@@ -5,6 +5,8 @@
 //   data_parallel measure   times of steps, as JSON, for tools/scaling_model.py;
 //                           options: WIDTH LAYERS BUCKET_BYTES K...
 
+#include "snug/distributed/data_parallel.h"
+
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -13,7 +15,9 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -24,11 +28,15 @@
 #include "benchmarks/serve.h"
 #include "program/measure/measure.h"
 #include "program/measure/parallel_gpt.h"
+#include "program/models/gpt.h"
+#include "snug/adamw.h"
 #include "snug/distributed/process_group.h"
+#include "snug/distributed/sharded_optimizer.h"
 
 namespace {
 
 using snug::ProcessGroup;
+using snug::Shard;
 using snug::measure::ParallelGpt;
 using torch::Tensor;
 
@@ -59,13 +67,71 @@ void become_two_ranks(char** argv) {
 
 constexpr std::array kSplits{1, 2, 4, 8};
 
-// Offers the cases "k1_once" to "k8_once": K micro-batches, of which the last communicates. Rank 0 tells the other
-// ranks the K of each step; 0 ends them.
+// What each rank keeps a share of.
+struct Way {
+  const char* name;
+  bool shards_state;
+  Shard shard;
+};
+constexpr std::array kWays{Way{"replicated", false, Shard::None}, Way{"state", true, Shard::None},
+                           Way{"gradients", true, Shard::Gradients}, Way{"weights", true, Shard::Weights}};
+
+// Training of a GPT, the same in each way. A batch of a rank is 2 x 128 tokens.
+class Training {
+ public:
+  Training(const std::shared_ptr<ProcessGroup>& group, const Way& way) {
+    const auto adamw = [](const auto& groups) { return std::make_unique<snug::AdamW>(groups); };
+    torch::manual_seed(1);
+    model_ = snug::Gpt(snug::GptOptions{.context = 128, .layers = 6, .heads = 8, .width = 256});
+    tokens_ = torch::randint(256, {2, 128});
+    snug::DataParallelOptions options{.shard = way.shard};
+    if (way.shards_state) {
+      auto sharded = std::make_unique<snug::ShardedOptimizer>(model_->parameters(), group, adamw);
+      options.optimizer = sharded.get();
+      optimizer_ = std::move(sharded);
+    } else {
+      optimizer_ = adamw(std::vector{torch::optim::OptimizerParamGroup(model_->parameters())});
+    }
+    parallel_ = std::make_unique<snug::DataParallel>(model_, group, options);
+  }
+
+  void step() {
+    optimizer_->zero_grad();
+    parallel_
+        ->forward([&] {
+          return torch::nn::functional::cross_entropy(model_->forward(tokens_).flatten(0, 1), tokens_.flatten());
+        })
+        .backward();
+    optimizer_->step();
+  }
+
+ private:
+  snug::Gpt model_{nullptr};
+  Tensor tokens_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::unique_ptr<snug::DataParallel> parallel_;
+};
+
+// Offers the cases "k1_once" to "k8_once": K micro-batches, of which the last communicates; and "replicated", "state",
+// "gradients" and "weights": a step of training in each way. Rank 0 tells the other ranks the K of each step, or -1 to
+// -4 for the ways; 0 ends them.
 int serve(const std::shared_ptr<ProcessGroup>& group) {
   ParallelGpt gpt(group, /*layers=*/6, /*width=*/256);
+  std::array<std::optional<Training>, kWays.size()> trainings;
+  const auto step = [&](int order) {
+    if (order > 0) {
+      gpt.step(order, /*loud=*/1);
+      return;
+    }
+    const auto number = static_cast<size_t>(-order - 1);
+    if (!trainings[number]) {
+      trainings[number].emplace(group, kWays[number]);
+    }
+    trainings[number]->step();
+  };
   const Tensor order = torch::zeros({1}, torch::kLong);
-  const auto tell = [&](int64_t k) {
-    order.fill_(k);
+  const auto tell = [&](int64_t number) {
+    order.fill_(number);
     group->broadcast({order});
   };
   if (group->rank() > 0) {
@@ -74,17 +140,23 @@ int serve(const std::shared_ptr<ProcessGroup>& group) {
       if (order.item<int64_t>() == 0) {
         return 0;
       }
-      gpt.step(order.item<int>(), /*loud=*/1);
+      step(order.item<int>());
     }
   }
   std::map<std::string, snug::benchmarks::Prepare> cases;
-  for (const int k : kSplits) {
-    cases[fmt::format("k{}_once", k)] = [&, k]() -> std::function<void()> {
-      return [&, k] {
-        tell(k);
-        gpt.step(k, /*loud=*/1);
+  const auto add = [&](const std::string& name, int number) {
+    cases[name] = [&, number]() -> std::function<void()> {
+      return [&, number] {
+        tell(number);
+        step(number);
       };
     };
+  };
+  for (const int k : kSplits) {
+    add(fmt::format("k{}_once", k), k);
+  }
+  for (size_t i = 0; i < kWays.size(); ++i) {
+    add(kWays[i].name, -1 - static_cast<int>(i));
   }
   const int status = snug::benchmarks::serve(cases);
   tell(0);

@@ -89,6 +89,9 @@ CLAIMS = [
      ("python:data_parallel", f"k{k}_once"), ("data_parallel", f"k{k}_once"), 8 // k, 1.0)
     for k in (1, 2, 4, 8)
 ] + [
+    (f"step of a GPT of 6 blocks on 2 ranks: {what} in shares / DataParallel", ("data_parallel", way), ("data_parallel", "replicated"), 4, None)
+    for way, what in (("state", "state"), ("gradients", "gradients and state"), ("weights", "weights, gradients and state"))
+] + [
     # On a GPU the one kernel reads and writes once what the two operators read and write twice, and 16 bits are half of FP32. On a CPU
     # there is no kernel: the ratios tell what the operator costs besides.
     ("bias and GELU in 16 bits: add, then at::gelu / snug", ("bias_gelu", "unfused"), ("bias_gelu", "snug"), 10, None),

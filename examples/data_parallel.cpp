@@ -40,8 +40,7 @@ void by_hand(const Group& group, torch::nn::Sequential& model, const std::vector
     }
     optimizer.step();
   }
-  ddp.check_replicas();     // the parameters have the same bits on all ranks
-  optimizer.consolidate();  // on every rank; rank 0 can save the whole state now
+  ddp.check_replicas();  // the parameters have the same bits on all ranks
 }
 
 void by_stepper(const Group& group, torch::nn::Sequential& model, const std::vector<snug::Batch>& batches) {

@@ -76,7 +76,7 @@ void accumulated_step(Model& model, torch::optim::Optimizer& optimizer, Tensor x
   std::cout << "loss " << result.loss() << " of " << result.micro_batches << " micro-batches\n";
 }
 
-void on_all_ranks(Model& model, const std::vector<snug::Batch>& micro_batches) {
+void on_all_ranks(Model& model, const std::vector<snug::Batch>& micro_batches, const std::filesystem::path& folder) {
   auto group = snug::init_process_group();
   snug::DataParallel ddp(model, group, {.hook = snug::bfloat16_hook()});
   snug::ShardedOptimizer optimizer(model->parameters(), group, [](const auto& groups) {
@@ -89,7 +89,7 @@ void on_all_ranks(Model& model, const std::vector<snug::Batch>& micro_batches) {
   }
   ddp.forward([&] { return loss_of(micro_batches.back()); }).backward();
   optimizer.step();
-  optimizer.consolidate();  // before its state is saved
+  group->save_together([&] { snug::SnapshotStore(folder).save(1, {{"optimizer", snug::stateful(optimizer)}}); });
 }
 
 void scheduled(Model& model, torch::optim::Optimizer& optimizer, snug::GradScaler& scaler) {
@@ -145,11 +145,11 @@ int main() {
                   torch::equal(saved_in_bf16(model, x), plain) && part_in_fp32(model, x).dtype() == torch::kFloat;
   optimizer.zero_grad();
   accumulated_step(model, optimizer, x, y);
-  on_all_ranks(model, snug::micro_batches({x, y}, 32));
+  const auto folder = std::filesystem::temp_directory_path() / "snug_from_python";
+  on_all_ranks(model, snug::micro_batches({x, y}, 32), folder);
   scheduled(model, optimizer, scaler);
   memory_summary(model, optimizer, x);
   under_a_limit(model, x);
-  const auto folder = std::filesystem::temp_directory_path() / "snug_from_python";
   all_well = all_well && save_and_resume(model, optimizer, folder) == 7;
   std::filesystem::remove_all(folder);
   if (!all_well) {

@@ -37,6 +37,7 @@ class Step:
     environment: dict = dataclasses.field(default_factory=dict)
     gpu_environment: dict = dataclasses.field(default_factory=dict)
     needs: str = ""                                   # a program that must be on PATH
+    gpus: int = 1                                     # so many are needed
 
 
 def tests(name, limit_s, words="*"):
@@ -51,6 +52,8 @@ def sanitized(name, words, limit_s):
                 gpu_environment={"SNUG_ACCELERATOR": "cuda", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
 
 
+RANKS = ("train() {{ bin/snug launch -n 2 -- bin/snug train --data benchmarks/peers --model {small} --batch {sequences} --steps 10 --device {device} "
+         "--out {scratch}/$1 $2 && tail -n 1 {scratch}/$1/log.jsonl; }}; train whole && train shares --shard-optimizer")
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 PLANNED = ["benchmarks/planned_gpt", "{model}", "{sequences}", "--device", "{device}"]
 TURNS = ["{python}", "benchmarks/run.py", ".", "--device", "{device}", "--pairs", "{pairs}", "--only"]
@@ -82,6 +85,8 @@ STEPS = [
     Step("train", "snug train in 16 bits: autocast, scaler, a plan for the limit",
          ["bin/snug", "train", "--data", "benchmarks/peers", "--out", "{scratch}/run", "--model", "{small}", "--batch", "{sequences}",
           "--steps", "10", "--precision", "{precision}", "--memory", "{memory}", "--device", "{device}"], 60),
+    Step("train_ranks", "snug train on two ranks (on GPUs: over NCCL), with the optimizer's state whole and in shares; the last losses should be close",
+         ["sh", "-c", RANKS], 120, gpus=2),
 ]
 SIZES = {
     "cuda": {"model": "gpt-base", "small": "gpt-small", "sweep": "gpt-base", "sequences": "8", "pairs": "5", "memory": "1GiB", "precision": "float16", "epochs": "1000"},
@@ -98,12 +103,19 @@ def libraries():
     return [HERE / "lib", packages / "torch/lib", *sorted(packages.glob("nvidia/*/lib"))]
 
 
+def gpus():
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False) if shutil.which("nvidia-smi") else None
+    return len(listed.stdout.splitlines()) if listed and listed.returncode == 0 else 0
+
+
 def why_not(step, device):
     """Why the step is skipped; empty: it is not."""
     if device == "cpu" and step.on_cpu:
         return step.on_cpu
     if step.needs and shutil.which(step.needs) is None:
         return f"{step.needs} is not on PATH"
+    if device == "cuda" and step.gpus > 1 and gpus() < step.gpus:
+        return f"there are fewer than {step.gpus} GPUs"
     return ""
 
 

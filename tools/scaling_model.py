@@ -122,8 +122,32 @@ ZERO_MODEL = Model(2 * 7.5, 2 * 7.5, 12 * 7.5)
 ZERO_TABLE = {4: (52.5, 41.3, 30), 16: (35.6, 21.6, 7.5), 64: (31.4, 16.6, 1.88), 256: (30.4, 15.4, 0.47), 1024: (30.1, 15.1, 0.12)}
 ZERO_SENT = {"replicated": 2, "gradients and state": 2, "all": 3}
 
+# FSDP2, torchtitan's benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: Llama 3.1 8B with weights, gradients and AdamW's state in FP32,
+# gathered in BF16, two sequences of 8192 tokens a GPU, links of 400 Gbit/s a GPU between machines. GiB and tokens/s of a GPU, for 8 and 128 GPUs:
+# plain, with torch.compile, and with Float8 too.
+FSDP2_PARAMETERS = 8.03e9
+FSDP2_TOKENS = 2 * 8192
+FSDP2_TABLES = ((82.4, 67.0, 5762, 5605), (77.0, 62.0, 6667, 6514), (76.8, 61.8, 8532, 8380))
+
+
+def fsdp2_comparison():
+    """For each row of the tables: published and computed GiB by which a GPU needs less on 128 GPUs than on 8; published share of the speed that stays,
+    and the computed share if the network were hidden not at all. The computed seconds of the network, beside those of the step."""
+    kept_model = Model(*(bytes_each * FSDP2_PARAMETERS for bytes_each in (4, 4, 8)))
+    less = (kept("all", kept_model, 8) - kept("all", kept_model, 128)) / 2**30
+    moved = Model(2 * FSDP2_PARAMETERS, 4 * FSDP2_PARAMETERS, 0)
+    network = sent("all", moved, 128, passes=2) / GPUS.bandwidth
+    rows = []
+    for gib_8, gib_128, speed_8, speed_128 in FSDP2_TABLES:
+        step = FSDP2_TOKENS / speed_8
+        rows.append((gib_8 - gib_128, less, speed_128 / speed_8, step / (step + network), network, step))
+    return rows
+
 
 def check_published():
+    for published, computed, stays, not_hidden, network, step in fsdp2_comparison():
+        assert 0.9 < computed / published < 1, (computed, published)
+        assert network < step and not_hidden < stays < 1, (network, step, not_hidden, stays)
     assert kept("replicated", ZERO_MODEL, 64) == 120
     for ranks, published in ZERO_TABLE.items():
         for way, gigabytes in zip(WAYS[1:], published):
@@ -209,6 +233,13 @@ def print_ways():
         print(f"| {ranks} | " + " | ".join(cells) + " |")
 
 
+def print_fsdp2():
+    print("\nFSDP2 as published, Llama 3.1 8B on 8 and on 128 H100, and the same by this model\n")
+    print("| | less memory on 128: published, computed | speed that stays: published | computed, nothing hidden | network, step |\n|---|---|---|---|---|")
+    for name, (published, computed, stays, not_hidden, network, step) in zip(("plain", "torch.compile", "and Float8"), fsdp2_comparison()):
+        print(f"| {name} | {published:.1f} GiB, {computed:.1f} GiB | {100 * stays:.0f} % | {100 * not_hidden:.0f} % | {network:.1f} s, {step:.1f} s |")
+
+
 def run(*command, check=True):
     subprocess.run(command, check=check, stdout=subprocess.DEVNULL, stderr=None if check else subprocess.DEVNULL)
 
@@ -291,6 +322,7 @@ def main():
     else:
         print_tables()
         print_ways()
+        print_fsdp2()
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ namespace snug {
 
 namespace detail {
 class FileSystem;
-}
+struct Manifest;
+}  // namespace detail
 
 struct SnapshotOptions {
   /// The number of newest snapshots that stay. Older snapshots are removed after each save. Three are enough for most
@@ -109,7 +110,10 @@ class SnapshotStore {
  private:
   std::map<int64_t, std::string> snapshots() const;
   void clean_up();
-  void write_parts(const std::filesystem::path& folder, int64_t step, const std::map<std::string, Stateful>& parts);
+  void prepare(int64_t step, const std::map<std::string, Stateful>& parts);
+  detail::Manifest write_parts(const std::filesystem::path& folder, int64_t step,
+                               const std::map<std::string, Stateful>& parts);
+  void write_manifest(const std::filesystem::path& folder, const detail::Manifest& manifest);
   void publish(const std::filesystem::path& folder, int64_t step);
   void prune();
 
@@ -140,7 +144,8 @@ class AsyncSnapshots {
 
   /// Waits for the previous save, copies the state of all parts, and returns while the copies are written. Without
   /// memory for the copies, the snapshot is written before save() returns. Throws as SnapshotStore::save does, for this
-  /// save or the previous save. After an error of the previous save, this save was not begun.
+  /// save or the previous save. After an error of the previous save, this save was not begun. Throws ConfigError inside
+  /// of ProcessGroup::save_together.
   void save(int64_t step, const std::map<std::string, Stateful>& parts);
 
   /// Waits until no save is under way. Throws the exception of the save.

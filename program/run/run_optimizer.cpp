@@ -68,8 +68,7 @@ std::unique_ptr<FusedOptimizer> optimizer_of(const TrainConfig& config, const Gr
 }  // namespace
 
 RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config,
-                           const std::shared_ptr<ProcessGroup>& group, bool is_sharded)
-    : scratch_(config.out) {
+                           const std::shared_ptr<ProcessGroup>& group, bool is_sharded) {
   const auto make = [&config](const Groups& groups) { return optimizer_of(config, groups); };
   const auto groups = parameter_groups(model, config);
   if (is_sharded && group != nullptr) {
@@ -85,15 +84,5 @@ RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& co
 }
 
 int64_t RunOptimizer::state_bytes_to_come() const { return detail::state_bytes_to_come(*optimizer_); }
-
-void RunOptimizer::while_whole(const std::function<void()>& save) {
-  if (sharded_ != nullptr) {
-    sharded_->consolidate(0, scratch_);
-  }
-  save();
-  if (sharded_ != nullptr) {
-    sharded_->release();
-  }
-}
 
 }  // namespace snug::detail

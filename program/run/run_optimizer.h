@@ -1,8 +1,6 @@
 #pragma once
 // RunOptimizer: the optimizer of a training run; on several ranks in shares, if the run's settings say so.
 
-#include <filesystem>
-#include <functional>
 #include <memory>
 
 #include <torch/nn/module.h>
@@ -30,12 +28,7 @@ class RunOptimizer {
   /// The bytes that this rank's first step allocates for the state.
   int64_t state_bytes_to_come() const;
 
-  /// On every rank: calls `save` while rank 0 has the whole state. The state lies in files of the run folder, so that
-  /// the state does not break a memory limit that the steps keep.
-  void while_whole(const std::function<void()>& save);
-
  private:
-  std::filesystem::path scratch_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   ShardedOptimizer* sharded_ = nullptr;  // optimizer_, if in shares
 };

@@ -195,7 +195,7 @@ class Trainer::Impl {
                       outcome.validation_loss));
     }
     if (outcome.finished) {
-      with_all_weights([&] { save_model(); });
+      on_all_ranks([&] { save_model(); });
     }
     return outcome;
   }
@@ -510,22 +510,20 @@ class Trainer::Impl {
     rollbacks_ = 0;
     within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] {
       detail::check_finite(record, model_);
-      optimizer_.while_whole([&] {
-        with_all_weights([&] {
-          log_->sync();
-          if (config_.async_snapshots) {
-            saving_.save(step_, parts());
-          } else {
-            snapshots_.save(step_, parts());
-          }
-        });
-      });
+      if (ranks_.is_first()) {
+        log_->sync();
+      }
+      // Ranks with shares write together, so they must not write beside training.
+      if (!config_.async_snapshots || optimizer_.sharded() != nullptr) {
+        on_all_ranks([&] { snapshots_.save(step_, parts()); });
+      } else if (ranks_.is_first()) {
+        saving_.save(step_, parts());
+      }
     });
   }
 
-  // Calls `use` on the first rank, which has all weights during the call, also if weights are in shards.
-  void with_all_weights(const std::function<void()>& use) {
-    data_parallel_ ? data_parallel_->with_gathered_weights(config_.out, use) : use();
+  void on_all_ranks(const std::function<void()>& save) {
+    ranks_.group() ? ranks_.group()->save_together(save) : save();
   }
 
   // The step of the newest snapshot that all ranks can load.

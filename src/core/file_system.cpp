@@ -50,13 +50,6 @@ std::string unfinished_start(const Path& path) {
   return name + kUnfinished;
 }
 
-// A different name on each call and in every process, so two callers that replace a file at once do not write into the
-// same file.
-Path unfinished_path(const Path& path) {
-  std::random_device random;
-  return path.parent_path() / fmt::format("{}-{:08x}{:08x}", unfinished_start(path), random(), random());
-}
-
 // An open file that is closed at the end of the scope.
 class [[nodiscard]] Descriptor final {
  public:
@@ -73,6 +66,12 @@ class [[nodiscard]] Descriptor final {
   ~Descriptor() {
     if (number_ >= 0) {
       ::close(number_);
+    }
+  }
+
+  void go_to(int64_t place) {
+    if (::lseek(number_, place, SEEK_SET) < 0) {
+      fail_with_errno(operation_, path_);
     }
   }
 
@@ -119,10 +118,13 @@ class [[nodiscard]] Descriptor final {
 
 class RealFileSystem final : public FileSystem {
  public:
-  void write_file(const Path& path, std::span<const std::string_view> parts) override {
-    Descriptor file("write_file", path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
-    for (const std::string_view part : parts) {
-      file.write(part);
+  void write_file(const Path& path, std::span<const std::string_view> parts, std::span<const int64_t> places) override {
+    Descriptor file("write_file", path, O_WRONLY | O_CREAT | (places.empty() ? O_TRUNC : 0) | O_NOFOLLOW);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (!places.empty()) {
+        file.go_to(places[i]);
+      }
+      file.write(parts[i]);
     }
     file.sync();
     file.close();
@@ -216,10 +218,19 @@ FileSystem& FileSystem::real() {
   return files;
 }
 
-void replace_file(const FileSystem::Path& path, std::span<const std::string_view> parts, FileSystem& files) {
-  const FileSystem::Path unfinished = unfinished_path(path);
+FileSystem::Path unfinished_path(const FileSystem::Path& path, int64_t number) {
+  return path.parent_path() / fmt::format("{}-{:016x}", unfinished_start(path), static_cast<uint64_t>(number));
+}
+
+int64_t random_number() {
+  std::random_device random;
+  return static_cast<int64_t>(uint64_t{random()} << 32U | random());
+}
+
+void replace_file(const FileSystem::Path& path, const FileSystem::Path& unfinished, const std::function<void()>& write,
+                  FileSystem& files) {
   try {
-    files.write_file(unfinished, parts);
+    write();
     files.rename(unfinished, path);
   } catch (...) {
     try {
@@ -229,6 +240,11 @@ void replace_file(const FileSystem::Path& path, std::span<const std::string_view
     throw;
   }
   files.sync_directory(folder_of(path));
+}
+
+void replace_file(const FileSystem::Path& path, std::span<const std::string_view> parts, FileSystem& files) {
+  const FileSystem::Path unfinished = unfinished_path(path, random_number());
+  replace_file(path, unfinished, [&] { files.write_file(unfinished, parts); }, files);
 }
 
 void replace_file(const FileSystem::Path& path, std::string_view text, FileSystem& files) {

@@ -9,7 +9,9 @@
 //
 // Every operation that fails throws snug::Error with the path and the operating system's reason.
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,8 +28,9 @@ class FileSystem {
 
   /// Creates or truncates the file, writes all parts one after the other, and returns when all parts are on the disk
   /// (fsync). If write_file throws, a part of the content may be left behind. If the name is a link, the link is not
-  /// followed.
-  virtual void write_file(const Path& path, std::span<const std::string_view> parts) = 0;
+  /// followed. With `places`, the offset of each part, the file is not truncated, and keeps its other bytes.
+  virtual void write_file(const Path& path, std::span<const std::string_view> parts,
+                          std::span<const int64_t> places = {}) = 0;
 
   /// Gives `from` the name `to`, atomically replacing a file named `to`.
   virtual void rename(const Path& from, const Path& to) = 0;
@@ -61,8 +64,16 @@ class FileSystem {
 void replace_file(const FileSystem::Path& path, std::span<const std::string_view> parts,
                   FileSystem& files = FileSystem::real());
 void replace_file(const FileSystem::Path& path, std::string_view text, FileSystem& files = FileSystem::real());
+/// The same, and `write` writes the content to `unfinished`, an unfinished_path() of `path`.
+void replace_file(const FileSystem::Path& path, const FileSystem::Path& unfinished, const std::function<void()>& write,
+                  FileSystem& files);
 
-/// Whether `file` is an unfinished file of replace_file(path). replace_file first writes the unfinished file, and then
+/// The name of a file beside `path`. `number`: another one, from random_number(), for each file, because several
+/// callers may replace `path` at once.
+FileSystem::Path unfinished_path(const FileSystem::Path& path, int64_t number);
+int64_t random_number();
+
+/// Whether `file` is an unfinished_path() of `path`. replace_file first writes the unfinished file, and then
 /// renames the file to `path`. A kill in between leaves the file behind.
 bool is_unfinished(const FileSystem::Path& file, const FileSystem::Path& path);
 

@@ -314,6 +314,7 @@ void DataParallel::Impl::shard_weights(bool are_same) {
           }
         }
       });
+  owners_->before_writing = [this] { weights_->finish_reading(); };
   owners_->written = [this] { note_written(); };
 }
 
@@ -349,29 +350,8 @@ void DataParallel::Impl::gather_weights() {
     weights_->bring_all();
     weight_bytes_ += weights_->bytes_received();
     weights_.reset();
-    owners_->written = {};
+    owners_->before_writing = owners_->written = {};
     options_.shard = Shard::Gradients;  // Auto too: the program has decided
-  }
-}
-
-// The exchange at the end keeps the owners of weights here, and tells the other ranks of a failure.
-void DataParallel::Impl::with_gathered_weights(const std::filesystem::path& directory, const std::function<void()>& use,
-                                               int rank) {
-  if (rank < 0 || rank >= group_->size()) {
-    throw ConfigError(
-        fmt::format("DataParallel.with_gathered_weights: there is no rank {} of {}", rank, group_->size()));
-  }
-  std::exception_ptr failure;
-  try {
-    if (group_->rank() == rank) {
-      weights_ ? weights_->while_in_files(directory, use) : use();
-    }
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  if (detail::has_another_failed(*group_, failure)) {
-    throw DistributedError(fmt::format(
-        "DataParallel.with_gathered_weights: rank {} failed; its own message is on its standard error", rank));
   }
 }
 
@@ -500,7 +480,7 @@ void DataParallel::Impl::drop_reducer() {
 DataParallel::Impl::~Impl() {
   drop_reducer();
   if (weights_) {
-    owners_->written = [] {
+    owners_->before_writing = [] {
       throw ConfigError("ShardedOptimizer.step: the DataParallel that sharded the weights has ended; keep it");
     };
   }
@@ -976,10 +956,6 @@ std::unique_ptr<detail::StepRanks> DataParallel::step_ranks(const std::vector<at
   return std::make_unique<detail::RankedStep>(*this, of_model);
 }
 void DataParallel::gather_weights() { impl_->gather_weights(); }
-void DataParallel::with_gathered_weights(const std::filesystem::path& directory, const std::function<void()>& use,
-                                         int rank) {
-  impl_->with_gathered_weights(directory, use, rank);
-}
 void DataParallel::check_replicas() const { impl_->check_replicas(); }
 void DataParallel::begin_forward() { impl_->begin_forward(); }
 void DataParallel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {

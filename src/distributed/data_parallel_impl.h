@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -74,7 +73,6 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   bool has_static_graph() const { return options_.static_graph; }
 
   void gather_weights();
-  void with_gathered_weights(const std::filesystem::path& directory, const std::function<void()>& use, int rank);
   /// With Shard::Auto: whether each rank still has all weights. The ranks shard the weights together.
   /// `are_same`: all ranks have the same weights; otherwise all ranks get rank 0's.
   bool can_shard_weights() const { return options_.shard == Shard::Auto && weights_ == nullptr && group_->size() > 1; }

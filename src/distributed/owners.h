@@ -29,6 +29,8 @@ class Owners final {
     return found != owners_.end() ? found->second : -1;
   }
 
+  /// Called on every rank before the ranks agree to write their parameters.
+  std::function<void()> before_writing = {};
   /// Called on every rank when this rank has written its parameters. Returns when all ranks have written theirs. Empty:
   /// the optimizer sends the parameters to all ranks.
   std::function<void()> written = {};

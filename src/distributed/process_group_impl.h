@@ -11,6 +11,7 @@
 #include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -22,6 +23,8 @@
 
 namespace snug {
 namespace detail {
+
+class KeptOnRanks;
 
 /// Whether a broadcast can send `tensor`: the tensor has memory with strides, and a type whose elements are bytes.
 bool can_be_sent(const at::Tensor& tensor);
@@ -101,6 +104,9 @@ class ProcessGroup::Impl {
   Traffic traffic = {};
   /// The time in which started all-reduces were running.
   std::shared_ptr<detail::BusyTime> busy = std::make_shared<detail::BusyTime>();
+
+  /// Tensors in parts on the ranks, for a save.
+  std::vector<detail::KeptOnRanks*> kept = {};
 
   /// Above 0: this rank runs passes that belong to no step, without the other ranks. Above 0 nothing is sent, and each
   /// operation returns this rank's own values as the values of all ranks.

@@ -23,6 +23,14 @@ std::string describe(const std::string& kind, const DataParallel::NamedTensors& 
   return text;
 }
 
+std::string line_at(const std::string& text, size_t position) {
+  const size_t before = position == 0 ? std::string::npos : text.rfind('\n', position - 1);
+  const size_t start = before == std::string::npos ? 0 : before + 1;
+  return text.substr(start, text.find('\n', position) - start);
+}
+
+}  // namespace
+
 std::vector<std::string> texts_of_all_ranks(ProcessGroup& group, const std::string& text) {
   const at::Tensor lengths = group.all_gather(at::full({1}, static_cast<int64_t>(text.size()), at::kLong));
   const at::Tensor bytes = at::zeros({lengths.max().item<int64_t>()}, at::kByte);
@@ -36,14 +44,6 @@ std::vector<std::string> texts_of_all_ranks(ProcessGroup& group, const std::stri
   }
   return result;
 }
-
-std::string line_at(const std::string& text, size_t position) {
-  const size_t before = position == 0 ? std::string::npos : text.rfind('\n', position - 1);
-  const size_t start = before == std::string::npos ? 0 : before + 1;
-  return text.substr(start, text.find('\n', position) - start);
-}
-
-}  // namespace
 
 void check_same_model(ProcessGroup& group, const std::string& options, const DataParallel::NamedTensors& parameters,
                       const DataParallel::NamedTensors& buffers, const char* where) {

@@ -3,10 +3,14 @@
 // ranks compare models first.
 
 #include <string>
+#include <vector>
 
 #include "snug/distributed/data_parallel.h"
 
 namespace snug::detail {
+
+/// The texts of all ranks. Called on all ranks.
+std::vector<std::string> texts_of_all_ranks(ProcessGroup& group, const std::string& text);
 
 /// Throws ConfigError in the name of `where`, on all ranks alike, naming the first of `options` (as text), `parameters`
 /// or `buffers` that differs from rank 0.

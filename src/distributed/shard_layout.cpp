@@ -44,7 +44,8 @@ std::vector<ShardPiece> shard_layout(const std::vector<ShardItem>& items, int ra
       if (rank + 1 < ranks) {
         const int64_t share_ends = total / ranks * (rank + 1) + total % ranks * (rank + 1) / ranks;
         const int64_t elements = std::max<int64_t>(0, share_ends - start) / items[i].bytes_each;
-        end = std::clamp((elements + cut / 2) / cut * cut, begin, end);
+        const int64_t multiple = items[i].may_be_cut ? cut : end;
+        end = std::clamp((elements + multiple / 2) / multiple * multiple, begin, end);
       }
       if (end > begin) {
         pieces.push_back({i, rank, begin, end});

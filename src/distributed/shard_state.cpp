@@ -1,131 +1,46 @@
 #include "src/distributed/shard_state.h"
 
-#include <algorithm>
-#include <exception>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <variant>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
-#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include "snug/core.h"
-#include "src/distributed/process_group_impl.h"
-#include "src/optim/state_archive.h"
+#include "src/distributed/same_model.h"
 
 namespace snug::detail {
 namespace {
+
+using Json = nlohmann::ordered_json;  // in the order of the state
 
 bool is_whole(const ShardPiece& piece, const at::Tensor& parameter) {
   return piece.begin == 0 && piece.end == parameter.numel();
 }
 
-at::Tensor to_bytes(const StateDict& state) {
-  torch::serialize::OutputArchive archive;
-  write_state(archive, state);
-  std::ostringstream stream;
-  archive.save_to(stream);
-  const std::string text = stream.str();
-  at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
-  return bytes;
-}
-
-StateDict from_bytes(const at::Tensor& bytes) {
-  torch::serialize::InputArchive archive;
-  archive.load_from(reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()), bytes.nbytes());
-  return read_state(archive);
-}
-
-// A tensor without its bytes, as numbers: dtype, sizes, strides.
-at::Tensor form_of(const at::Tensor& tensor) {
-  std::vector<int64_t> numbers = {static_cast<int64_t>(tensor.scalar_type())};
-  numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
-  numbers.insert(numbers.end(), tensor.strides().begin(), tensor.strides().end());
-  return at::tensor(numbers, at::kLong);
-}
-
-struct Form {
-  at::ScalarType dtype;
-  at::IntArrayRef sizes, strides;  // parts of the numbers of form_of()
-  int64_t elements;
-
-  explicit Form(const at::Tensor& numbers) {
-    const at::IntArrayRef all(numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel()));
-    const size_t dims = (all.size() - 1) / 2;
-    dtype = static_cast<at::ScalarType>(all[0]);
-    sizes = all.slice(1, dims);
-    strides = all.slice(1 + dims);
-    elements = c10::multiply_integers(sizes);
-  }
-};
-
-StateDict forms_of(const StateDict& share) {
-  StateDict forms;
+// What other ranks must know of a share: dtypes, sizes and strides.
+std::string forms_of(const StateDict& share) {
+  Json forms = Json::object();
   for (const StateDict::Entry& piece : share.entries()) {
-    StateDict of_piece;
     for (const StateDict::Entry& entry : std::get<StateDict>(piece.value).entries()) {
-      of_piece.set(entry.name, form_of(std::get<at::Tensor>(entry.value)));
-    }
-    forms.set(piece.name, std::move(of_piece));
-  }
-  return forms;
-}
-
-// Returns the shares of all ranks.
-std::vector<StateDict> exchange(ProcessGroup& group, const StateDict& mine) {
-  const at::Tensor here = to_bytes(mine);
-  const at::Tensor sizes = group.all_gather(at::full({}, here.numel(), at::kLong));
-  std::vector<StateDict> all;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const at::Tensor bytes = rank == group.rank() ? here : at::empty({sizes[rank].item<int64_t>()}, at::kByte);
-    group.broadcast({bytes}, rank);
-    all.push_back(from_bytes(bytes));
-  }
-  return all;
-}
-
-at::Tensor bytes_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
-  return memory_of(tensor, begin, end).view(at::kByte);
-}
-
-// Bytes from a rank to another rank; `source` is defined on the sending rank, `target` on the receiving rank.
-struct Transfer {
-  int from;
-  at::Tensor source, target;
-  int64_t bytes;
-};
-
-void send(ProcessGroup& group, int to, const Transfer& transfer) {
-  constexpr int64_t kAtOnce = int64_t{1} << 20;
-  const at::Tensor& source = transfer.source;
-  for (int64_t begin = 0; begin < transfer.bytes; begin += kAtOnce) {
-    const int64_t size = std::min(kAtOnce, transfer.bytes - begin);
-    const at::Tensor slice =
-        source.defined() ? source.narrow(0, begin, size).to(at::kCPU) : at::empty({size}, at::kByte);
-    if (transfer.from != to) {
-      group.broadcast({slice}, transfer.from);
-    }
-    if (transfer.target.defined()) {
-      transfer.target.narrow(0, begin, size).copy_(slice);
+      const auto& tensor = std::get<at::Tensor>(entry.value);
+      forms[piece.name][entry.name] = {{"dtype", static_cast<int>(tensor.scalar_type())},
+                                       {"sizes", tensor.sizes().vec()},
+                                       {"strides", tensor.strides().vec()}};
     }
   }
+  return forms.dump();
 }
 
-// A rank without room must not leave the other ranks waiting in an exchange.
-void check_room(ProcessGroup& group, int to, const std::exception_ptr& error) {
-  if (has_another_failed(group, error)) {
-    throw Error(
-        fmt::format("ShardedOptimizer.consolidate: rank {} has no room for the state of all; its own message is on its "
-                    "standard error",
-                    to));
-  }
+// A tensor of the form, or like `parameter`, without memory.
+at::Tensor without_memory(const Json& form, const at::Tensor* parameter) {
+  const auto options = at::TensorOptions(at::kMeta).dtype(static_cast<at::ScalarType>(form["dtype"].get<int>()));
+  return parameter != nullptr ? at::empty_strided(parameter->sizes(), parameter->strides(), options)
+                              : at::empty_strided(form["sizes"].get<std::vector<int64_t>>(),
+                                                  form["strides"].get<std::vector<int64_t>>(), options);
 }
 
 StateDict cut(const StateDict& state, const ShardPiece& piece, const at::Tensor& parameter) {
@@ -148,48 +63,6 @@ StateDict cut(const StateDict& state, const ShardPiece& piece, const at::Tensor&
   return result;
 }
 
-// Makes the list of transfers, the same on all ranks. Before the first transfer, rank `to` makes room for all transfers
-// in `whole`.
-std::vector<Transfer> lay_out(int rank_here, int to, const StateDict& mine, const std::vector<StateDict>& forms,
-                              const std::vector<ShardPiece>& pieces, const std::vector<at::Tensor>& parameters,
-                              const NewTensor& make, StateDict& whole) {
-  std::vector<size_t> next(forms.size());  // for each rank, the number of the rank's next piece
-  std::vector<Transfer> transfers;
-  for (const ShardPiece& piece : pieces) {
-    const auto rank = static_cast<size_t>(piece.rank);
-    const std::string place = std::to_string(next[rank]++);
-    if (!forms[rank].contains(place)) {
-      continue;
-    }
-    const at::Tensor& parameter = parameters[piece.parameter];
-    const std::string number = std::to_string(piece.parameter);
-    StateDict joined = whole.contains(number) ? whole.get<StateDict>(number) : StateDict();
-    for (const StateDict::Entry& entry : forms[rank].get<StateDict>(place).entries()) {
-      const Form form(std::get<at::Tensor>(entry.value));
-      // Each piece has the same count of steps.
-      const bool is_part = !form.sizes.empty() && !is_whole(piece, parameter);
-      at::Tensor source, target;
-      if (rank_here == to) {
-        if (!joined.contains(entry.name)) {
-          joined.set(entry.name, is_part ? make(parameter.sizes(), parameter.strides(), form.dtype)
-                                         : make(form.sizes, form.strides, form.dtype));
-        }
-        const auto& tensor = joined.get<at::Tensor>(entry.name);
-        target = is_part ? bytes_of(tensor, piece.begin, piece.end) : bytes_of(tensor, 0, form.elements);
-      }
-      if (rank_here == piece.rank) {
-        source = bytes_of(mine.get<StateDict>(place).get<at::Tensor>(entry.name), 0, form.elements);
-      }
-      transfers.push_back(
-          {piece.rank, source, target, form.elements * static_cast<int64_t>(c10::elementSize(form.dtype))});
-    }
-    if (rank_here == to) {
-      whole.set(number, std::move(joined));
-    }
-  }
-  return transfers;
-}
-
 }  // namespace
 
 at::Tensor memory_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
@@ -203,20 +76,36 @@ at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) 
   return at::empty_strided(parameter.sizes(), parameter.strides(), tensor.options()).copy_(tensor);
 }
 
-StateDict gather_shares(ProcessGroup& group, int to, const StateDict& mine, const std::vector<ShardPiece>& pieces,
-                        const std::vector<at::Tensor>& parameters, const NewTensor& make) {
-  const std::vector<StateDict> forms = exchange(group, forms_of(mine));
-  StateDict whole;
-  std::vector<Transfer> transfers;
-  std::exception_ptr error;
-  try {
-    transfers = lay_out(group.rank(), to, mine, forms, pieces, parameters, make, whole);
-  } catch (...) {
-    error = std::current_exception();
+WholeState whole_state(ProcessGroup& group, const StateDict& mine, const std::vector<ShardPiece>& pieces,
+                       const std::vector<at::Tensor>& parameters) {
+  std::vector<Json> forms;  // of all ranks
+  for (const std::string& text : texts_of_all_ranks(group, forms_of(mine))) {
+    forms.push_back(Json::parse(text));
   }
-  check_room(group, to, error);
-  for (const Transfer& transfer : transfers) {
-    send(group, to, transfer);
+  std::vector<size_t> next(forms.size());  // for each rank, the number of the rank's next piece
+  WholeState whole;
+  for (const ShardPiece& piece : pieces) {
+    const auto rank = static_cast<size_t>(piece.rank);
+    const std::string place = std::to_string(next[rank]++), number = std::to_string(piece.parameter);
+    if (!forms[rank].contains(place)) {
+      continue;
+    }
+    const at::Tensor& parameter = parameters[piece.parameter];
+    StateDict joined = whole.state.contains(number) ? whole.state.get<StateDict>(number) : StateDict();
+    for (const auto& [name, form] : forms[rank][place].items()) {
+      const bool is_part = !form["sizes"].empty() && !is_whole(piece, parameter);
+      if (!joined.contains(name)) {
+        joined.set(name, without_memory(form, is_part ? &parameter : nullptr));
+      } else if (!is_part) {
+        continue;  // each piece has the same count of steps
+      }
+      const auto& tensor = joined.get<at::Tensor>(name);
+      const int64_t elements = is_part ? piece.end - piece.begin : tensor.numel();
+      whole.parts[tensor.unsafeGetTensorImpl()].push_back(
+          {elements * static_cast<int64_t>(tensor.element_size()),
+           piece.rank == group.rank() ? mine.get<StateDict>(place).get<at::Tensor>(name) : at::Tensor()});
+    }
+    whole.state.set(number, std::move(joined));
   }
   return whole;
 }

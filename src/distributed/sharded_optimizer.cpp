@@ -12,16 +12,15 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/ScopeExit.h>
-#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include "snug/autocast.h"
 #include "snug/core.h"
-#include "src/core/file_memory.h"
 #include "src/core/optimizer_capabilities.h"
 #include "src/core/unnamed_file.h"
 #include "src/distributed/owners.h"
 #include "src/distributed/process_group_impl.h"
+#include "src/distributed/rank_writers.h"
 #include "src/distributed/same_model.h"
 #include "src/distributed/shard_layout.h"
 #include "src/distributed/shard_state.h"
@@ -40,7 +39,7 @@
 // Consequences:
 // - Gradients of pieces are parts of the parameters' gradients, lent to the pieces during a step.
 // - After an update, each rank broadcasts the rank's pieces.
-// - A whole state is put together on one rank, on request (consolidate()).
+// - A whole state is put together in a file (ProcessGroup::save_together).
 
 namespace snug {
 
@@ -97,7 +96,6 @@ class ShardedOptimizer::Impl {
   std::vector<at::Tensor> views;                 // a view for each piece
   std::shared_ptr<const detail::Owners> owners;  // of parameters that stay whole; may be null
   StatePlacement placement;
-  std::optional<StateDict> consolidated;
   // The hook of the next step.
   std::function<void()> before_writing;
   at::Tensor grad_scale, found_inf;
@@ -129,7 +127,9 @@ std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
     std::vector<detail::ShardItem> items;
     for (const at::Tensor& parameter : parameters) {
       const bool is_divided_here = owner_of(parameter) < 0 && parameter.requires_grad() == is_trained;
-      items.push_back({is_divided_here ? parameter.numel() : 0, static_cast<int64_t>(parameter.element_size())});
+      // A piece is a part of the memory, and a file has elements in order: both are the same if contiguous.
+      items.push_back({is_divided_here ? parameter.numel() : 0, static_cast<int64_t>(parameter.element_size()),
+                       parameter.is_contiguous()});
     }
     const auto some = detail::shard_layout(items, group->size(), whole->shard_multiple());
     result.insert(result.end(), some.begin(), some.end());
@@ -286,8 +286,30 @@ void ShardedOptimizer::Impl::gather() const {
   Autocast::clear_cache();
 }
 
+// The state of all ranks, for a save.
+class ShardedOptimizer::Saved final : public detail::KeptOnRanks {
+ public:
+  explicit Saved(Impl& optimizer) : KeptOnRanks(*optimizer.group), optimizer_(optimizer) {}
+
+  void begin_save() override {
+    whole = detail::whole_state(*optimizer_.group, optimizer_.own_state(), optimizer_.pieces, optimizer_.parameters);
+  }
+  void end_save() noexcept override { whole.reset(); }
+  std::vector<detail::Writers::Part> parts_of(const at::Tensor& tensor) const override {
+    const auto found = whole->parts.find(tensor.unsafeGetTensorImpl());
+    return found != whole->parts.end() ? found->second : std::vector<detail::Writers::Part>();
+  }
+
+  std::optional<detail::WholeState> whole;
+
+ private:
+  Impl& optimizer_;
+};
+
 ShardedOptimizer::ShardedOptimizer(std::unique_ptr<Impl> impl)
-    : torch::optim::Optimizer(impl->whole->param_groups(), impl->whole->defaults().clone()), impl_(std::move(impl)) {
+    : torch::optim::Optimizer(impl->whole->param_groups(), impl->whole->defaults().clone()),
+      impl_(std::move(impl)),
+      saved_(std::make_unique<Saved>(*impl_)) {
   copy_options(impl_->whole->param_groups(), param_groups_);
 }
 
@@ -372,7 +394,9 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
   };
   try {
     impl_->take_new_parameters(param_groups_);
-    impl_->consolidated.reset();
+    if (impl_->owners && impl_->owners->before_writing) {
+      impl_->owners->before_writing();
+    }
     update_own(grad_scale, found_inf, hook ? hook : tell);
   } catch (...) {
     if (!has_told) {
@@ -403,45 +427,23 @@ void ShardedOptimizer::update_own(const at::Tensor& grad_scale, const at::Tensor
   impl_->own->step();
 }
 
-void ShardedOptimizer::consolidate(int to, const std::filesystem::path& scratch) {
-  const ProcessGroup& here = *impl_->group;
-  if (to < 0 || to >= here.size()) {
-    throw ConfigError(fmt::format("ShardedOptimizer.consolidate: there is no rank {} of {}", to, here.size()));
-  }
-  const auto make = [&](at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
-    if (scratch.empty()) {
-      return at::empty_strided(sizes, strides, at::TensorOptions(at::kCPU).dtype(dtype));
-    }
-    const auto bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
-    return detail::tensor_in(detail::FileMemory::in(scratch, bytes), 0, sizes, strides, dtype);
-  };
-  impl_->consolidated.reset();
-  StateDict whole =
-      detail::gather_shares(*impl_->group, to, impl_->own_state(), impl_->pieces, impl_->parameters, make);
-  if (here.rank() == to) {
-    impl_->consolidated = std::move(whole);
-  }
-}
-
 StateDict ShardedOptimizer::state_dict() const {
   impl_->take_new_parameters(param_groups_);
   StateDict state;
-  if (impl_->consolidated) {
-    state.set("state", *impl_->consolidated);
+  if (saved_->whole) {
+    state.set("state", saved_->whole->state);
   } else if (impl_->group->size() == 1) {
     state.set("state", impl_->own_state());
   } else {
     throw ConfigError(fmt::format(
-        "ShardedOptimizer.state_dict: rank {} has a share of the state only; call consolidate({}) on every rank after "
-        "the last step, then state_dict() on that rank",
-        impl_->group->rank(), impl_->group->rank()));
+        "ShardedOptimizer.state_dict: rank {} has a share of the state only; save a snapshot on all ranks inside of "
+        "ProcessGroup::save_together, and load the snapshot if the state is needed whole",
+        impl_->group->rank()));
   }
   copy_options(param_groups_, impl_->whole->param_groups());
   state.set("param_groups", impl_->whole->state_dict().get<StateDict>("param_groups"));
   return state;
 }
-
-void ShardedOptimizer::release() { impl_->consolidated.reset(); }
 
 std::vector<at::Tensor> ShardedOptimizer::state_tensors() const { return detail::tensors_in(impl_->own_state()); }
 
@@ -464,7 +466,6 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
   impl_->whole = std::move(whole);
   impl_->own = std::move(own);
   copy_options(impl_->whole->param_groups(), param_groups_);
-  impl_->consolidated.reset();
 }
 
 int64_t ShardedOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {
@@ -541,6 +542,11 @@ MovableState::PlacementBytes ShardedOptimizer::bytes_with_state_in(const StatePl
 }
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  if (saved_->whole) {
+    throw ConfigError(
+        "ShardedOptimizer.save: one rank writes torch's archive, and ProcessGroup::save_together saves the state of all "
+        "ranks; save a snapshot (SnapshotStore) instead");
+  }
   detail::write_state(archive, state_dict());
 }
 void ShardedOptimizer::load(torch::serialize::InputArchive& archive) { load_state_dict(detail::read_state(archive)); }

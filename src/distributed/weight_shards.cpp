@@ -5,11 +5,11 @@
 #include <cstring>
 #include <exception>
 #include <system_error>
+#include <unordered_map>
 #include <utility>
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include "snug/core.h"
@@ -21,7 +21,9 @@
 namespace snug::detail {
 namespace {
 
-constexpr int kRequest = 0, kWeightAnswer = 1;  // tags
+// Tags. Several weights may be on their way from a rank, each under a tag of its own.
+constexpr int kRequest = 0;
+int tag_of_answer(size_t weight) { return static_cast<int>(weight) + 1; }
 constexpr std::chrono::hours kForEver(24 * 365);
 
 at::Tensor as_tensor(int64_t& number) { return at::from_blob(&number, {1}, at::kLong); }
@@ -53,26 +55,69 @@ void release(const c10::Storage& storage) {
 
 }  // namespace
 
-// Memory comes from LibTorch's allocator, because the whole window counts already.
+// A weight on its way to this rank.
+struct WeightShards::Coming {
+  c10::DataPtr memory;
+  std::unique_ptr<int64_t> request;
+  c10::intrusive_ptr<c10d::Work> arrives, asks;  // end before memory and request
+};
+
+// Memory comes from LibTorch's allocator, because the whole window counts already. A weight that was asked for is still
+// absent until an operator uses the weight.
 class WeightShards::Home final : public CountedHome {
  public:
   Home(WeightShards& shards, int64_t window) : CountedHome(window), shards_(shards) {}
 
+  bool brings_beside_operators() const override { return true; }
   void bring(size_t number) override {
-    shards_.bring_into(number, c10::GetDefaultCPUAllocator()->allocate(storage(number).nbytes()));
+    check_failure();
+    coming_.emplace(number, shards_.ask_for(number, c10::GetDefaultCPUAllocator()->allocate(storage(number).nbytes())));
   }
-  // A value that an operator of this rank has written is lost. If all ranks write alike, the owner has the value.
-  void let_go(size_t number, bool /*is_written*/) override { release(storage(number)); }
+  void use(size_t number) override {
+    if (const auto coming = coming_.find(number); coming != coming_.end()) {
+      give_memory(storage(number), take(coming->second));
+      coming_.erase(coming);
+    }
+  }
+  // A value that an operator of this rank has written is lost. If all ranks write alike, the owner has the value. A
+  // weight that is on its way arrives first: its owner waits to send the next one.
+  void let_go(size_t number, bool /*is_written*/) override {
+    if (auto coming = coming_.extract(number); !coming.empty() && !failure_) {
+      try {
+        take(coming.mapped());
+      } catch (const std::exception&) {  // the next weight's use tells
+      }
+    }
+    release(storage(number));
+  }
 
  private:
   const c10::Storage& storage(size_t number) const { return shards_.weights_[shards_.elsewhere_[number]].storage; }
 
+  c10::DataPtr take(Coming& coming) {
+    check_failure();
+    try {
+      return shards_.arrived(coming);
+    } catch (...) {
+      failure_ = std::current_exception();
+      throw;
+    }
+  }
+  void check_failure() const {
+    if (failure_) {
+      std::rethrow_exception(failure_);
+    }
+  }
+
   WeightShards& shards_;
+  std::unordered_map<size_t, Coming> coming_;
+  std::exception_ptr failure_;  // of an arrival: the group cannot be used any more
 };
 
 WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
                            const std::function<void(size_t number)>& send_first)
-    : group_(group),
+    : KeptOnRanks(group),
+      group_(group),
       weights_(std::move(weights)),
       requests_(static_cast<size_t>(group.size())),
       waits_(static_cast<size_t>(group.size())) {
@@ -135,6 +180,10 @@ void WeightShards::move_weights(int64_t window, const std::function<void(size_t 
 }
 
 WeightShards::~WeightShards() {
+  try {
+    finish_reading();
+  } catch (const std::exception&) {  // the other ranks have ended
+  }
   window_.reset();
   end_threads();
 }
@@ -155,17 +204,19 @@ void WeightShards::end_threads() noexcept {
   }
 }
 
-void WeightShards::written() {
-  group_.barrier();
+void WeightShards::finish_reading() {
   if (window_) {
     window_->let_go();
   }
 }
 
+void WeightShards::written() {
+  group_.barrier();
+  finish_reading();
+}
+
 void WeightShards::bring_all() {
-  if (window_) {
-    window_->let_go();
-  }
+  finish_reading();
   std::vector<c10::DataPtr> memory;
   std::exception_ptr failure;
   try {
@@ -183,29 +234,20 @@ void WeightShards::bring_all() {
   window_.reset();
   home_.reset();
   for (size_t i = 0; i < elsewhere_.size(); ++i) {
-    bring_into(i, std::move(memory[i]));
+    Coming coming = ask_for(i, std::move(memory[i]));
+    give_memory(weights_[elsewhere_[i]].storage, arrived(coming));
   }
   group_.barrier();  // no rank needs an answer any more
 }
 
-// The window does not see the operators of `use`, because the window would give the weights memory of its own.
-void WeightShards::while_in_files(const std::filesystem::path& directory, const std::function<void()>& use) {
-  if (window_) {
-    window_->let_go();
+std::vector<Writers::Part> WeightShards::parts_of(const at::Tensor& tensor) const {
+  const c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  const auto found = std::ranges::find_if(
+      weights_, [&](const Weight& weight) { return weight.storage.unsafeGetStorageImpl() == storage; });
+  if (found == weights_.end()) {
+    return {};
   }
-  std::vector<std::shared_ptr<FileMemory>> files;
-  const auto back_to_shards = c10::make_scope_exit([this] {
-    for (const size_t number : elsewhere_) {
-      release(weights_[number].storage);
-    }
-  });
-  for (size_t i = 0; i < elsewhere_.size(); ++i) {
-    const auto bytes = static_cast<int64_t>(weights_[elsewhere_[i]].storage.nbytes());
-    files.push_back(FileMemory::in(directory, bytes));
-    bring_into(i, borrowed_memory(files.back()->data(), at::kCPU));
-  }
-  const UnseenByWindows unseen;
-  use();
+  return {{static_cast<int64_t>(tensor.nbytes()), found->owner == group_.rank() ? tensor : at::Tensor()}};
 }
 
 int64_t WeightShards::bytes_elsewhere() const {
@@ -216,20 +258,32 @@ int64_t WeightShards::bytes_elsewhere() const {
   return bytes;
 }
 
-void WeightShards::bring_into(size_t number, c10::DataPtr memory) {
-  const Weight& weight = weights_[elsewhere_[number]];
-  if (weight.storage.nbytes() == 0) {
-    return;
+WeightShards::Coming WeightShards::ask_for(size_t number, c10::DataPtr memory) {
+  const size_t in_all = elsewhere_[number];
+  const Weight& weight = weights_[in_all];
+  Coming coming{.memory = std::move(memory),
+                .request = std::make_unique<int64_t>(static_cast<int64_t>(in_all)),
+                .arrives = {},
+                .asks = {}};
+  if (weight.storage.nbytes() > 0) {
+    group_.impl().named("bring a weight", [&] {
+      coming.arrives = start_receive(*backend_, as_tensor(coming.memory.get(), weight.storage.nbytes()), weight.owner,
+                                     tag_of_answer(in_all));
+      coming.asks = start_send(*backend_, as_tensor(*coming.request), weight.owner, kRequest);
+    });
+    bytes_received_ += static_cast<int64_t>(weight.storage.nbytes());
   }
-  group_.impl().named("bring a weight", [&] {
-    auto request = static_cast<int64_t>(elsewhere_[number]);
-    const auto arrives =
-        start_receive(*backend_, as_tensor(memory.get(), weight.storage.nbytes()), weight.owner, kWeightAnswer);
-    start_send(*backend_, as_tensor(request), weight.owner, kRequest)->wait();
-    arrives->wait();
-  });
-  bytes_received_ += static_cast<int64_t>(weight.storage.nbytes());
-  give_memory(weight.storage, std::move(memory));
+  return coming;
+}
+
+c10::DataPtr WeightShards::arrived(Coming& coming) {
+  if (coming.arrives) {
+    group_.impl().named("bring a weight", [&] {
+      coming.asks->wait();
+      coming.arrives->wait();
+    });
+  }
+  return std::move(coming.memory);
 }
 
 // The thread for requests of `rank`. The end of the other rank, or of this object, ends the thread.
@@ -246,8 +300,9 @@ void WeightShards::answer(int rank) noexcept {
       if (is_over_ || !arrives->wait(kForEver) || is_over_) {
         return;
       }
-      const c10::Storage& storage = weights_[static_cast<size_t>(request)].storage;
-      start_send(*backend_, as_tensor(storage.mutable_data(), storage.nbytes()), rank, kWeightAnswer)->wait();
+      const auto number = static_cast<size_t>(request);
+      const c10::Storage& storage = weights_[number].storage;
+      start_send(*backend_, as_tensor(storage.mutable_data(), storage.nbytes()), rank, tag_of_answer(number))->wait();
     }
   } catch (const std::exception&) {  // the other rank throws, or has ended
   }

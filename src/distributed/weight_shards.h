@@ -6,7 +6,8 @@
 // parameter may be used by some ranks only.
 // Options: collective operations, for which all ranks must bring the same weights in the same order, or requests.
 // Choice: requests. Each rank has a thread for each other rank, which answers with the memory of a weight. Requests and
-// answers go through a Gloo backend of their own, so they meet no other message.
+// answers go through a Gloo backend of their own, so they meet no other message. A rank asks ahead of its operators, in
+// the order of the step before (WeightWindow).
 // Consequences:
 // - No rank may read a weight while the owner writes the weight: the ranks speak with each other before the first
 //   write and after the last write of an update.
@@ -15,7 +16,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -28,12 +28,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "snug/distributed/process_group.h"
+#include "src/distributed/rank_writers.h"
 #include "src/memory/operator_mode.h"
 #include "src/memory/weight_window.h"
 
 namespace snug::detail {
 
-class WeightShards final {
+class WeightShards final : public KeptOnRanks {
  public:
   struct Weight {
     c10::Storage storage;
@@ -46,32 +47,35 @@ class WeightShards final {
   /// and leaves all weights as they are, if a rank cannot start threads.
   WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
                const std::function<void(size_t number)>& send_first);
-  ~WeightShards();
+  ~WeightShards() override;
   WeightShards(const WeightShards&) = delete;
   WeightShards& operator=(const WeightShards&) = delete;
 
+  /// Called on all ranks before any rank writes weights: no weight is on its way to this rank when the call returns.
+  void finish_reading();
   /// Called on all ranks when this rank has written its weights. When the call returns, all ranks have written, and
   /// this rank has none of the old values.
   void written();
   /// All weights come back into the memory of all ranks, and stay. Called on all ranks, before the end. Throws on all
   /// ranks, and changes nothing, if a rank has no memory for all weights.
   void bring_all();
-  /// Calls `use` while this rank has all weights. The weights of other ranks are in unnamed files in `directory`. The
-  /// other ranks answer meanwhile. Operators of `use` may read weights, on this thread.
-  void while_in_files(const std::filesystem::path& directory, const std::function<void()>& use);
+
+  std::vector<Writers::Part> parts_of(const at::Tensor& tensor) const override;
 
   /// Bytes of the weights of other ranks, and of the window through which these weights pass.
   int64_t bytes_elsewhere() const;
   int64_t window_bytes() const { return window_ ? window_->bytes() : 0; }
-  /// Bytes of weights that have come from other ranks so far.
+  /// Bytes of weights that have come from other ranks, or are on their way, so far.
   int64_t bytes_received() const { return bytes_received_; }
 
  private:
   class Home;
+  struct Coming;
 
   void start_threads();
   void move_weights(int64_t window, const std::function<void(size_t number)>& send_first);
-  void bring_into(size_t number, c10::DataPtr memory);
+  Coming ask_for(size_t number, c10::DataPtr memory);
+  c10::DataPtr arrived(Coming& coming);
   void answer(int rank) noexcept;
   void end_threads() noexcept;
 

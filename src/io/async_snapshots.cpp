@@ -8,8 +8,10 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include "snug/core.h"
 #include "snug/snapshot.h"
 #include "snug/state.h"
+#include "src/core/writers.h"
 
 namespace snug {
 namespace {
@@ -71,6 +73,11 @@ AsyncSnapshots::~AsyncSnapshots() {
 }
 
 void AsyncSnapshots::save(int64_t step, const std::map<std::string, Stateful>& parts) {
+  if (detail::Writers::are_several()) {
+    throw ConfigError(
+        "AsyncSnapshots.save: ranks that save together meet in the save, and a thread beside training must not send; "
+        "call SnapshotStore::save");
+  }
   const auto begin = Clock::now();
   finish();
   if (auto copies = copies_of(parts)) {

@@ -28,6 +28,11 @@ Checksum checksum_of(std::span<const std::string_view> parts) {
   return sum;
 }
 
+Checksum joined(const Checksum& first, const Checksum& second) {
+  return {.bytes = first.bytes + second.bytes,
+          .crc32 = static_cast<uint32_t>(::crc32_combine(first.crc32, second.crc32, second.bytes))};
+}
+
 Checksum checksum_of_file(const std::filesystem::path& path) {
   constexpr int64_t kBlock = int64_t{1} << 20;
   const InputFile file(path);

@@ -17,6 +17,8 @@ struct Checksum {
 
 /// The checksum of the parts, one after the other.
 Checksum checksum_of(std::span<const std::string_view> parts);
+/// The checksum of two contents, one after the other.
+Checksum joined(const Checksum& first, const Checksum& second);
 
 /// The checksum of a whole file, read in blocks of 1 MiB. Throws Error if it cannot be read.
 Checksum checksum_of_file(const std::filesystem::path& path);

@@ -49,8 +49,13 @@ std::list<detail::SafetensorsReader> open_shards(const fs::path& path) {
 
 void save_safetensors(const fs::path& path, const std::map<std::string, at::Tensor>& tensors,
                       const std::map<std::string, std::string>& metadata) {
-  const detail::SafetensorsContent content(tensors, metadata, path.string());
-  detail::replace_file(path, content.parts());
+  detail::Writers& writers = detail::Writers::now();
+  int64_t number = writers.is_first() ? detail::random_number() : 0;
+  writers.add_up({&number, 1});
+  const fs::path unfinished = detail::unfinished_path(path, number);
+  detail::FileSystem& files = detail::FileSystem::real();
+  const auto write = [&] { detail::write_safetensors(files, unfinished, tensors, metadata, path.string()); };
+  writers.together([&] { writers.is_first() ? detail::replace_file(path, unfinished, write, files) : write(); });
 }
 
 std::map<std::string, at::Tensor> load_safetensors(const fs::path& path) {

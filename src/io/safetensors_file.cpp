@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -10,6 +12,7 @@
 
 #include "snug/core.h"
 #include "src/core/file_memory.h"
+#include "src/core/fnv1a.h"
 
 namespace snug::detail {
 namespace {
@@ -61,7 +64,7 @@ void check(const at::Tensor& tensor, const std::string& name, const std::string&
   if (!tensor.defined()) {
     refuse(file, name, "is undefined");
   }
-  if (tensor.layout() != at::kStrided || tensor.is_nested() || tensor.is_meta()) {
+  if (tensor.layout() != at::kStrided || tensor.is_nested()) {
     refuse(file, name, "is not a dense tensor with data");
   }
 }
@@ -96,14 +99,16 @@ std::string read_prefix(const InputFile& file) {
 }  // namespace
 
 SafetensorsContent::SafetensorsContent(const std::map<std::string, at::Tensor>& tensors,
-                                       const std::map<std::string, std::string>& metadata, const std::string& file) {
+                                       const std::map<std::string, std::string>& metadata, const std::string& file,
+                                       const Writers& writers)
+    : file_(file) {
   std::vector<std::pair<std::string, at::Tensor>> ordered(tensors.begin(), tensors.end());
   for (const auto& [name, tensor] : ordered) {
     check(tensor, name, file);
   }
   std::stable_sort(ordered.begin(), ordered.end(),
                    [](const auto& a, const auto& b) { return a.second.element_size() > b.second.element_size(); });
-  SafetensorsHeader header{.metadata = metadata, .tensors = {}};
+  SafetensorsHeader header;
   int64_t offset = 0;
   for (const auto& [name, tensor] : ordered) {
     const auto size = static_cast<int64_t>(tensor.nbytes());
@@ -114,12 +119,85 @@ SafetensorsContent::SafetensorsContent(const std::map<std::string, at::Tensor>& 
                               .end = offset + size});
     offset += size;
   }
+  layout_ = fnv1a(format_safetensors_header(header, file));
+  header.metadata = metadata;
   header_ = format_safetensors_header(header, file);
-  parts_.push_back(header_);
-  for (const auto& [name, tensor] : ordered) {
-    tensors_.push_back(plain_copy_or_self(tensor));
-    parts_.push_back(bytes_of(tensors_.back()));
+  pieces_.push_back({std::ssize(header_), writers.is_first()});
+  if (writers.is_first()) {
+    parts_.push_back(header_);
   }
+  for (const auto& [name, tensor] : ordered) {
+    int64_t rest = static_cast<int64_t>(tensor.nbytes());
+    for (const Writers::Part& part : writers.parts_of(tensor)) {
+      if (part.values.defined()) {
+        if (part.values.is_meta()) {
+          refuse(file, name, "is not a dense tensor with data");
+        }
+        tensors_.push_back(plain_copy_or_self(part.values));
+        parts_.push_back(bytes_of(tensors_.back()));
+      }
+      pieces_.push_back({part.bytes, part.values.defined()});
+      rest -= part.bytes;
+    }
+    if (rest != 0) {
+      refuse(file, name, "is on the ranks in part only");
+    }
+  }
+}
+
+// Without places the file is new.
+void SafetensorsContent::write_parts(FileSystem& files, const std::filesystem::path& path) const {
+  std::vector<int64_t> places;
+  int64_t place = 0;
+  for (const Piece& piece : pieces_) {
+    if (piece.is_here) {
+      places.push_back(place);
+    }
+    place += piece.bytes;
+  }
+  if (!parts_.empty()) {
+    files.write_file(path, parts_, parts_.size() == pieces_.size() ? std::span<const int64_t>() : places);
+  }
+}
+
+Checksum SafetensorsContent::write(FileSystem& files, const std::filesystem::path& path, Writers& writers) {
+  std::array<int64_t, 2> of_first{};
+  if (writers.is_first()) {
+    of_first = {std::ssize(header_), layout_};
+  }
+  std::vector<int64_t> sums(pieces_.size());
+  writers.add_up(of_first);
+  pieces_.front().bytes = of_first[0];
+  writers.together([&] {
+    if (of_first[1] != layout_) {
+      throw ConfigError(fmt::format(
+          "save_safetensors: {}: this rank has other tensors than rank 0; save tensors of the same names, dtypes and "
+          "shapes on all ranks",
+          file_));
+    }
+    write_parts(files, path);
+    auto part = parts_.begin();
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      if (pieces_[i].is_here) {
+        sums[i] = checksum_of(std::span(&*part++, 1)).crc32;
+      }
+    }
+  });
+  writers.add_up(sums);
+  Checksum all;
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    all = joined(all, {pieces_[i].bytes, static_cast<uint32_t>(sums[i])});
+  }
+  return all;
+}
+
+Checksum write_safetensors(FileSystem& files, const std::filesystem::path& path,
+                           const std::map<std::string, at::Tensor>& tensors,
+                           const std::map<std::string, std::string>& metadata, const std::string& name) {
+  Writers& writers = Writers::now();
+  std::optional<SafetensorsContent> content;
+  writers.together([&] { content.emplace(tensors, metadata, name, writers); });
+  return content->write(files, path, writers);
 }
 
 SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(path) {

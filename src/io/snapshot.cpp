@@ -16,6 +16,7 @@
 
 #include "snug/core.h"
 #include "src/core/file_system.h"
+#include "src/core/writers.h"
 #include "src/io/checksum.h"
 #include "src/io/manifest.h"
 #include "src/io/safetensors_file.h"
@@ -98,6 +99,30 @@ std::map<int64_t, std::string> SnapshotStore::snapshots() const {
 }
 
 void SnapshotStore::save(int64_t step, const std::map<std::string, Stateful>& parts) {
+  detail::Writers& writers = detail::Writers::now();
+  const fs::path folder = directory_ / (detail::snapshot_folder_name(step) + kUnfinished);
+  writers.first([&] { prepare(step, parts); });
+  try {
+    writers.first([&] { files_->create_directories(folder); });
+    const detail::Manifest manifest = write_parts(folder, step, parts);
+    writers.first([&] {
+      write_manifest(folder, manifest);
+      publish(folder, step);
+    });
+  } catch (...) {
+    try {  // So that a full disk does not stay full.
+      if (writers.is_first()) {
+        files_->remove_all(folder);
+      }
+    } catch (const Error&) {  // The first error is the one to tell.
+    }
+    throw;
+  }
+  writers.first([&] { prune(); });
+}
+
+// Before the first change, and the changes that come before the snapshot itself.
+void SnapshotStore::prepare(int64_t step, const std::map<std::string, Stateful>& parts) {
   for (const auto& [name, part] : parts) {
     check_part_name(name);
   }
@@ -109,18 +134,6 @@ void SnapshotStore::save(int64_t step, const std::map<std::string, Stateful>& pa
   }
   files_->create_directories(directory_);
   clean_up();
-  const fs::path folder = directory_ / (detail::snapshot_folder_name(step) + kUnfinished);
-  try {
-    write_parts(folder, step, parts);
-    publish(folder, step);
-  } catch (...) {
-    try {  // So that a full disk does not stay full.
-      files_->remove_all(folder);
-    } catch (const Error&) {  // The first error is the one to tell.
-    }
-    throw;
-  }
-  prune();
 }
 
 // Removes the leftovers of crashed saves, and restores a *.old snapshot whose replacement was never completed.
@@ -139,17 +152,21 @@ void SnapshotStore::clean_up() {
   }
 }
 
-void SnapshotStore::write_parts(const fs::path& folder, int64_t step, const std::map<std::string, Stateful>& parts) {
+detail::Manifest SnapshotStore::write_parts(const fs::path& folder, int64_t step,
+                                            const std::map<std::string, Stateful>& parts) {
   detail::Manifest manifest{.step = step, .parts = {}};
-  files_->create_directories(folder);
   for (const auto& [name, part] : parts) {
-    const detail::FlatState flat = detail::flatten(part.state(), fmt::format("SnapshotStore.save: part '{}'", name));
+    detail::FlatState flat;
+    detail::Writers::now().together(
+        [&] { flat = detail::flatten(part.state(), fmt::format("SnapshotStore.save: part '{}'", name)); });
     const fs::path path = folder / detail::snapshot_part_file(name);
-    const detail::SafetensorsContent content(
-        flat.tensors, {{"format", "pt"}, {detail::kSnapshotStructure, flat.structure}}, path.string());
-    files_->write_file(path, content.parts());
-    manifest.parts[name] = detail::checksum_of(content.parts());
+    manifest.parts[name] = detail::write_safetensors(
+        *files_, path, flat.tensors, {{"format", "pt"}, {detail::kSnapshotStructure, flat.structure}}, path.string());
   }
+  return manifest;
+}
+
+void SnapshotStore::write_manifest(const fs::path& folder, const detail::Manifest& manifest) {
   const std::string text = detail::format_manifest(manifest);
   files_->write_file(folder / detail::kManifestFile, std::array{std::string_view(text)});
   files_->sync_directory(folder);

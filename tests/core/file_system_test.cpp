@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <filesystem>
 #include <future>
 #include <string>
@@ -49,6 +50,14 @@ TEST(FileSystem, ReplacesALongerFileWithoutLeavingItsEnd) {
   EXPECT_EQ(files.read_file(folder / "a"), "short");
   files.write_file(folder / "a", {});
   EXPECT_EQ(files.read_file(folder / "a"), "");
+}
+
+TEST(FileSystem, WritesPartsAtTheirPlacesAndLeavesTheOtherBytes) {
+  TemporaryFolder folder;
+  detail::FileSystem& files = detail::FileSystem::real();
+  files.write_file(folder / "a", std::array<std::string_view, 1>{"cd"}, std::array<int64_t, 1>{2});
+  files.write_file(folder / "a", std::array<std::string_view, 2>{"ab", "e"}, std::array<int64_t, 2>{0, 4});
+  EXPECT_EQ(files.read_file(folder / "a"), "abcde");
 }
 
 TEST(FileSystem, ReadsBackEveryByteOfALargeBinaryFile) {

@@ -49,6 +49,8 @@ constexpr auto kRanksWaitAtMost = std::chrono::seconds(20);
 #endif
 
 inline bool is_rank() { return std::getenv("SNUG_TEST_RANK") != nullptr; }
+/// A folder of all ranks of the test.
+inline std::filesystem::path shared_folder() { return std::getenv("SNUG_TEST_FOLDER"); }
 inline int this_rank() { return std::atoi(std::getenv("SNUG_TEST_RANK")); }
 
 /// Loopback, and a timeout that ends a test whose ranks hang.
@@ -160,10 +162,11 @@ void on_ranks(int size, const std::vector<detail::Environment>& extra, int port,
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
   const std::vector<std::string> arguments = {
       "rank", fmt::format("--gtest_filter={}.{}", test->test_suite_name(), test->name()), "--gtest_brief=1"};
-  const TemporaryFolder folder;
+  const TemporaryFolder folder, shared;
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) {
-    const detail::Environment more = extra.empty() ? detail::Environment{} : extra[static_cast<size_t>(rank)];
+    detail::Environment more = extra.empty() ? detail::Environment{} : extra[static_cast<size_t>(rank)];
+    more["SNUG_TEST_FOLDER"] = shared.path();
     children.push_back(
         ranks_detail::start(arguments, rank_variables(rank, size, port, more), folder / std::to_string(rank)));
   }

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
+#include <string>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -15,6 +17,7 @@
 #include "snug/distributed/data_parallel.h"
 #include "snug/memory.h"
 #include "snug/sgd.h"
+#include "snug/snapshot.h"
 #include "snug/stepper.h"
 #include "src/distributed/launch_environment.h"
 #include "tests/distributed/ranks.h"
@@ -56,6 +59,18 @@ std::vector<torch::Tensor> odd_parameters() {
           torch::randn({8, 6, 3, 3}).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_(),
           torch::randn({}).requires_grad_(), torch::randn({100}).requires_grad_(),
           torch::randn({2, 500}).requires_grad_()};
+}
+
+// Through a file that all ranks write.
+StateDict whole_state(ShardedOptimizer& optimizer, ProcessGroup& group) {
+  StateDict whole;
+  const std::map<std::string, Stateful> parts{
+      {"optimizer", {[&] { return optimizer.state_dict(); }, [&](const StateDict& state) { whole = state; }}}};
+  SnapshotStore snapshots(testing::shared_folder());
+  group.save_together([&] { snapshots.save(1, parts); });
+  snapshots.load_latest(parts);
+  group.barrier();
+  return whole;
 }
 
 std::shared_ptr<ProcessGroup> group_of_one() { return init_process_group({.environment = Environment{}}); }
@@ -119,16 +134,11 @@ TEST(ShardedOptimizer, KeepsItsShareInAFileOfItsOwnWithTheSameBits) {
     EXPECT_TRUE(outside.keep_state_in(file));
     for (const auto& [parameters, optimizer] : {std::pair(&a, &memory), {&b, &outside}}) {
       train(*optimizer, *parameters, 1, 3);
-      optimizer->consolidate();
     }
     EXPECT_TRUE(is_in_file(outside));
     EXPECT_GT(outside.bytes_with_state_in(file).moved, 0);
     EXPECT_TRUE(same_bits(clones_of(a), clones_of(b)));
-    StateDict whole;
-    if (group->rank() == 0) {
-      whole = outside.state_dict();
-      EXPECT_TRUE(same_bits(tensors_in(whole), tensors_in(memory.state_dict())));
-    }
+    EXPECT_TRUE(same_bits(tensors_in(whole_state(outside, *group)), tensors_in(whole_state(memory, *group))));
     outside.keep_state_in(StateOnDevice());
     for (const auto& [parameters, optimizer] : {std::pair(&a, &memory), {&b, &outside}}) {
       train(*optimizer, *parameters, 4, 5);
@@ -162,10 +172,7 @@ TEST(ShardedOptimizer, LoadsAWholeStateIntoAFile) {
     outside.keep_state_in(StateFile{.directory = folder.path(), .window = Bytes(192 << 10)});
     outside.load_state_dict(plain->state_dict());
     EXPECT_TRUE(is_in_file(outside));
-    outside.consolidate();
-    if (group->rank() == 0) {
-      EXPECT_TRUE(same_bits(tensors_in(outside.state_dict()), tensors_in(plain->state_dict())));
-    }
+    EXPECT_TRUE(same_bits(tensors_in(whole_state(outside, *group)), tensors_in(plain->state_dict())));
   });
 }
 
@@ -232,10 +239,7 @@ TEST(ShardedOptimizer, KeepsParametersWholeForAnOptimizerThatWorksInBlocks) {
     EXPECT_EQ(foretold, bytes_of(sharded.state_tensors())) << "a parameter is one rank's";
     EXPECT_TRUE(same_bits(b, a));
     sharded.load_state_dict(whole->state_dict());
-    sharded.consolidate();
-    if (group->rank() == 0) {
-      EXPECT_TRUE(same_bits(tensors_in(sharded.state_dict()), tensors_in(whole->state_dict())));
-    }
+    EXPECT_TRUE(same_bits(tensors_in(whole_state(sharded, *group)), tensors_in(whole->state_dict())));
   });
 }
 
@@ -278,20 +282,15 @@ TEST(ShardedOptimizer, SavesAStateThatLoadsAtAnotherWorldSize) {
     ShardedOptimizer sharded(b, group, kAdamW);
     testing::train(*whole, a, 1, 2);
     testing::train(sharded, b, 1, 2);
-    sharded.consolidate(1);
-    if (group->rank() == 1) {
-      const StateDict state = sharded.state_dict();
-      EXPECT_TRUE(same_bits(tensors_in(state), tensors_in(whole->state_dict())));
-      // Alone, without and with sharding.
-      const auto plain = kAdamW({OptimizerParamGroup(a)});
-      plain->load_state_dict(state);
-      EXPECT_TRUE(same_bits(tensors_in(plain->state_dict()), tensors_in(state)));
-      ShardedOptimizer alone(a, group_of_one(), kAdamW);
-      alone.load_state_dict(state);
-      EXPECT_TRUE(same_bits(tensors_in(alone.state_dict()), tensors_in(state)));
-    } else {
-      EXPECT_THAT(error_of<ConfigError>([&] { sharded.state_dict(); }), HasSubstr("call consolidate("));
-    }
+    const StateDict state = whole_state(sharded, *group);
+    EXPECT_TRUE(same_bits(tensors_in(state), tensors_in(whole->state_dict())));
+    // Alone, without and with sharding.
+    const auto plain = kAdamW({OptimizerParamGroup(a)});
+    plain->load_state_dict(state);
+    EXPECT_TRUE(same_bits(tensors_in(plain->state_dict()), tensors_in(state)));
+    ShardedOptimizer alone(a, group_of_one(), kAdamW);
+    alone.load_state_dict(state);
+    EXPECT_TRUE(same_bits(tensors_in(alone.state_dict()), tensors_in(state)));
     // And from one process to three, which go on as it does.
     whole->param_groups()[0].options().set_lr(0.02);
     ShardedOptimizer resumed(b, group, kAdamW);
@@ -309,7 +308,6 @@ TEST(ShardedOptimizer, LeavesAllAsItWasWhenAStateDoesNotFit) {
     const auto a = odd_parameters();
     ShardedOptimizer sharded(a, group, kAdamW);
     testing::train(sharded, a, 1, 1);
-    sharded.consolidate();
     auto other = odd_parameters();
     other[0] = torch::randn({31, 38}).requires_grad_();
     const auto wrong = kAdamW({OptimizerParamGroup(other)});
@@ -318,9 +316,7 @@ TEST(ShardedOptimizer, LeavesAllAsItWasWhenAStateDoesNotFit) {
     EXPECT_THAT(error_of<CorruptFile>([&] { sharded.load_state_dict(wrong->state_dict()); }),
                 HasSubstr(group->rank() == 0 ? "[31, 38]" : "another rank"));
     EXPECT_EQ(sharded.param_groups()[0].options().get_lr(), 0.01);
-    if (group->rank() == 0) {  // still there
-      EXPECT_EQ(sharded.state_dict().get<StateDict>("state").size(), 5);
-    }
+    EXPECT_EQ(whole_state(sharded, *group).get<StateDict>("state").size(), 5);  // still there
   });
 }
 

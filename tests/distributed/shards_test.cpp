@@ -30,6 +30,7 @@
 #include "snug/sgd.h"
 #include "snug/snapshot.h"
 #include "snug/stepper.h"
+#include "src/core/file_system.h"
 #include "src/distributed/process_group_impl.h"
 #include "src/memory/peak_watch.h"
 #include "tests/distributed/ranks.h"
@@ -205,6 +206,27 @@ TEST(ShardedWeights, ComeAgainForACheckpoint) {
   });
 }
 
+// The second step begins as the first step did, and ends after two layers.
+TEST(ShardedWeights, ComeAheadInTheOrderOfTheStepBefore) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = deep();
+    ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
+    DataParallel ddp(model, group, {.shard = Shard::Weights, .optimizer = &optimizer});
+    ddp.forward([&] { return model->forward(torch::ones({4, 256})).sum(); }).backward();
+    optimizer.step();
+    const auto layers = model->parameters();  // weight, bias, weight ...
+    int64_t of_two_layers = 0;
+    for (size_t i = 0; i < 4; ++i) {
+      of_two_layers += is_here(layers[i]) ? 0 : static_cast<int64_t>(layers[i].nbytes());
+    }
+    const int64_t before = ddp.weight_bytes_received();
+    torch::linear(torch::linear(torch::ones({4, 256}), layers[0], layers[1]), layers[2], layers[3]);
+    EXPECT_GT(ddp.weight_bytes_received() - before, of_two_layers);  // the next weights are on their way
+    group->barrier();
+  });
+}
+
 TEST(ShardedWeights, ComeBackAndTrainOnWhenGathered) {
   on_ranks(3, [] {
     const auto group = init_process_group(quick());
@@ -242,33 +264,28 @@ std::map<std::string, Stateful> parts_of(OddRun& run) {
   return {{"model", stateful(run.model)}, {"optimizer", stateful(*run.optimizer)}};
 }
 
-// Rank 0 saves the run; on all ranks.
 void save(OddRun& run, const std::filesystem::path& folder) {
-  run.optimizer->consolidate(0, folder);
-  run.ddp->with_gathered_weights(folder, [&] {
+  run.group->save_together([&] {
     SnapshotStore(folder / "snapshots").save(2, parts_of(run));
     std::map<std::string, torch::Tensor> tensors;
     for (const auto& item : run.model->named_parameters()) {
       tensors[item.key()] = item.value().detach();
     }
-    save_safetensors(folder / "model.safetensors", tensors, {});
+    // Metadata of another size on each rank: the file has rank 0's.
+    save_safetensors(folder / "model.safetensors", tensors, {{"rank", std::string(run.group->rank() * 20, 'x')}});
   });
-  run.optimizer->release();
-}
-
-void on_ranks_with_a_folder(int ranks, const std::function<void(const std::filesystem::path&)>& body) {
-  const testing::TemporaryFolder folder;
-  on_ranks(ranks, std::vector<detail::Environment>(static_cast<size_t>(ranks), {{"FOLDER", folder.path()}}),
-           testing::is_rank() ? 0 : testing::free_port(), [&] { body(std::getenv("FOLDER")); });
 }
 
 TEST(ShardedWeights, AreSavedInOneSnapshotThatAnyNumberOfRanksLoads) {
-  on_ranks_with_a_folder(3, [](const std::filesystem::path& folder) {
+  on_ranks(3, [] {
+    const std::filesystem::path folder = testing::shared_folder();
     const auto group = init_process_group(quick());
     OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, {.shard = Shard::Weights});
     plain.train(2);
     sharded.train(2);
     save(sharded, folder);
+    EXPECT_EQ(SnapshotStore(folder / "snapshots").inspect().at(0).damage, "");
+    EXPECT_EQ(read_safetensors_metadata(folder / "model.safetensors").at("rank"), "");
     const auto saved = clones_of(plain.model->parameters());
     for (const auto& [name, tensor] : load_safetensors(folder / "model.safetensors")) {
       EXPECT_TRUE(same_bits(tensor, plain.model->named_parameters()[name])) << name;
@@ -292,45 +309,72 @@ TEST(ShardedWeights, AreSavedInOneSnapshotThatAnyNumberOfRanksLoads) {
   });
 }
 
-TEST(ShardedWeights, ComeIntoAFileInsteadOfMemoryToBeSaved) {
-  on_ranks_with_a_folder(2, [](const std::filesystem::path& folder) {
+TEST(ShardedWeights, AreSavedWithTheStateByAllRanksWithoutMemoryAndTraffic) {
+  on_ranks(2, [] {
+    const std::filesystem::path folder = testing::shared_folder();
     const auto group = init_process_group(quick());
-    auto model = deep();
-    const auto all = clones_of(model->parameters());
+    auto model = deep(), whole = deep(), loaded = deep();
     ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
     DataParallel ddp(model, group, {.shard = Shard::Weights, .optimizer = &optimizer});
-    const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + kLayer / 2));
-    ddp.with_gathered_weights(folder, [&] { EXPECT_TRUE(same_bits(model->parameters(), all)); });
+    const auto whole_optimizer = kAdamW({torch::optim::OptimizerParamGroup(whole->parameters())});
+    const auto loaded_optimizer = kAdamW({torch::optim::OptimizerParamGroup(loaded->parameters())});
+    ddp.forward([&] { return model->forward(torch::ones({4, 256})).sum(); }).backward();
+    optimizer.step();
+    whole->forward(torch::ones({4, 256})).sum().backward();
+    whole_optimizer->step();
+    const auto sent_before = group->traffic().broadcast;
+    const auto received_before = ddp.weight_bytes_received();
+    {
+      const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + kLayer));
+      group->save_together(
+          [&] { SnapshotStore(folder).save(1, {{"model", stateful(model)}, {"optimizer", stateful(optimizer)}}); });
+    }
+    EXPECT_LT(group->traffic().broadcast - sent_before, kLayer);  // names and sizes
+    EXPECT_EQ(ddp.weight_bytes_received(), received_before);
+    SnapshotStore(folder).load_latest({{"model", stateful(loaded)}, {"optimizer", stateful(*loaded_optimizer)}});
+    EXPECT_TRUE(same_bits(loaded->parameters(), whole->parameters()));
+    EXPECT_TRUE(same_bits(loaded_optimizer->state_tensors(), whole_optimizer->state_tensors()));
+    group->barrier();
   });
 }
 
-TEST(ShardedWeights, StayInShardsIfTheyCannotBeSaved) {
-  on_ranks_with_a_folder(2, [](const std::filesystem::path& folder) {
+TEST(ShardedWeights, LeaveTheEarlierSnapshotIfARankCannotSave) {
+  on_ranks(3, [] {
+    const std::filesystem::path folder = testing::shared_folder();
     const auto group = init_process_group(quick());
-    OddRun plain(group, {}), sharded(group, {.shard = Shard::Weights});
-    const auto gather_in = [&](const std::filesystem::path& directory) {
-      sharded.ddp->with_gathered_weights(
-          directory,
-          [&] {
-            for (const auto& parameter : sharded.model->parameters()) {
-              EXPECT_TRUE(is_here(parameter));
-            }
-            throw std::runtime_error("the disk is full");
-          },
-          /*rank=*/1);
-    };
-    const auto is_any_away = [&] { return !std::ranges::all_of(sharded.model->parameters(), is_here); };
-    for (const auto& [directory, reason] :
-         {std::pair(folder, "the disk is full"), std::pair(folder / "none", "cannot make a file")}) {
-      if (group->rank() == 1) {
-        EXPECT_THAT(error_of<std::runtime_error>([&] { gather_in(directory); }), HasSubstr(reason));
+    OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, {.shard = Shard::Weights});
+    SnapshotStore snapshots(folder / "snapshots");
+    auto parts = parts_of(sharded);
+    group->save_together([&] { snapshots.save(1, parts); });
+    const auto expect_refused = [&](int failing, const std::string& reason) {
+      const auto save = [&] { group->save_together([&] { snapshots.save(2, parts); }); };
+      if (group->rank() == failing) {
+        EXPECT_THAT(error_of<Error>(save), HasSubstr(reason));
       } else {
-        EXPECT_THAT(error_of<DistributedError>([&] { gather_in(directory); }), HasSubstr("rank 1 failed"));
+        EXPECT_THAT(error_of<DistributedError>(save), HasSubstr("another rank failed"));
       }
-      EXPECT_TRUE(is_any_away());
+      group->barrier();
+      EXPECT_EQ(snapshots.latest(), 1);
+      EXPECT_EQ(detail::FileSystem::real().list(folder / "snapshots").size(), 1U);
+    };
+    for (int failing = 0; failing < 3; ++failing) {
+      parts["z"] = {[&] {
+                      if (group->rank() == failing) {
+                        throw Error("no state");
+                      }
+                      return StateDict();
+                    },
+                    {}};
+      expect_refused(failing, "no state");
     }
+    parts["z"] = {[&] {
+                    StateDict state;
+                    state.set("tensor", torch::ones({group->rank() == 2 ? 3 : 2}));
+                    return state;
+                  },
+                  {}};
+    expect_refused(2, "this rank has other tensors than rank 0");
     EXPECT_TRUE(same_bits(sharded.train(2), plain.train(2)));
-    EXPECT_TRUE(std::filesystem::is_empty(folder));
   });
 }
 
@@ -872,14 +916,16 @@ TEST(ShardedWeights, EndAllRanksWithTheNameOfARankThatDiesInBackward) {
   expect_the_name_of_a_rank_that_dies_in_backward(Shard::Weights);
 }
 
-// Each of three ranks dies twice, at a random moment in a run.
+// Each of three ranks dies twice, at a random moment in a run that saves every other step.
 TEST(ShardedWeights, EndAllRanksWithTheNameOfARankThatDiesAtAnyMoment) {
   for (int i = 0; i < 6; ++i) {
     const int milliseconds =
         testing::is_rank() ? std::atoi(std::getenv("DIES_AFTER")) : static_cast<int>(std::random_device()() % 300);
     const int dead = testing::is_rank() ? std::atoi(std::getenv("DIES")) : i % 3;
     SCOPED_TRACE(fmt::format("rank {} dies after {} ms", dead, milliseconds));
-    const detail::Environment variables{{"DIES", std::to_string(dead)}, {"DIES_AFTER", std::to_string(milliseconds)}};
+    const testing::TemporaryFolder folder;
+    const detail::Environment variables{
+        {"DIES", std::to_string(dead)}, {"DIES_AFTER", std::to_string(milliseconds)}, {"FOLDER", folder.path()}};
     on_ranks(3, std::vector(3, variables), testing::is_rank() ? 0 : testing::free_port(), [&] {
       const auto group = init_process_group(quick());
       StepperRun run(group, Shard::Weights, {.micro_batch = 2, .clip_norm = 0.3});
@@ -891,14 +937,23 @@ TEST(ShardedWeights, EndAllRanksWithTheNameOfARankThatDiesAtAnyMoment) {
         }).detach();
       }
       const auto error = error_of<DistributedError>([&] {
+        SnapshotStore snapshots(std::getenv("FOLDER"));
         for (int step = 1;; ++step) {
           run.step(step);
+          if (step % 2 == 0) {
+            group->save_together([&] {
+              snapshots.save(step, {{"model", stateful(run.model)}, {"optimizer", stateful(*run.optimizer)}});
+            });
+          }
         }
       });
       EXPECT_THAT(error, HasSubstr(fmt::format("rank {} has died", dead)));
     });
     if (testing::is_rank()) {
       return;
+    }
+    for (const SnapshotStore::Snapshot& snapshot : SnapshotStore(folder.path()).inspect()) {
+      EXPECT_EQ(snapshot.damage, "");
     }
   }
 }

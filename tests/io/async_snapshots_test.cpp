@@ -27,9 +27,9 @@ using ::testing::ThrowsMessage;
 // Whose files are not written until they may be.
 class ClosedFileSystem final : public ForwardingFileSystem {
  public:
-  void write_file(const Path& path, std::span<const std::string_view> parts) override {
+  void write_file(const Path& path, std::span<const std::string_view> parts, std::span<const int64_t> places) override {
     is_open_.wait();
-    ForwardingFileSystem::write_file(path, parts);
+    ForwardingFileSystem::write_file(path, parts, places);
   }
   void open() { opening_.set_value(); }
 

@@ -31,14 +31,15 @@ class FailingFileSystem final : public detail::FileSystem {
   /// How many changing operations were asked for so far.
   int64_t operations() const { return operations_; }
 
-  void write_file(const Path& path, std::span<const std::string_view> parts) override {
+  void write_file(const Path& path, std::span<const std::string_view> parts,
+                  std::span<const int64_t> places = {}) override {
     if (fails()) {
       if (operations_ == options_.fail_at) {
         write_half(path, parts);
       }
       fail("write_file", path);
     }
-    inner_.write_file(path, parts);
+    inner_.write_file(path, parts, places);
   }
 
   void rename(const Path& from, const Path& to) override {

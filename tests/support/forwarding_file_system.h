@@ -13,8 +13,8 @@ class ForwardingFileSystem : public detail::FileSystem {
  public:
   explicit ForwardingFileSystem(detail::FileSystem& inner = real()) : inner_(inner) {}
 
-  void write_file(const Path& path, std::span<const std::string_view> parts) override {
-    inner_.write_file(path, parts);
+  void write_file(const Path& path, std::span<const std::string_view> parts, std::span<const int64_t> places) override {
+    inner_.write_file(path, parts, places);
   }
   void rename(const Path& from, const Path& to) override { inner_.rename(from, to); }
   void sync_directory(const Path& path) override { inner_.sync_directory(path); }

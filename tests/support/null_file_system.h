@@ -16,7 +16,7 @@ namespace snug::testing {
 
 class NullFileSystem : public detail::FileSystem {
  public:
-  void write_file(const Path&, std::span<const std::string_view>) override {}
+  void write_file(const Path&, std::span<const std::string_view>, std::span<const int64_t>) override {}
   void rename(const Path&, const Path&) override {}
   void sync_directory(const Path&) override {}
   void create_directories(const Path&) override {}

@@ -17,10 +17,13 @@ namespace snug::testing {
 
 class UnsyncedFileSystem final : public detail::FileSystem {
  public:
-  void write_file(const Path& path, std::span<const std::string_view> parts) override {
-    std::ofstream file(path, std::ios::binary | std::ios::trunc);
-    for (const std::string_view part : parts) {
-      file << part;
+  void write_file(const Path& path, std::span<const std::string_view> parts, std::span<const int64_t> places) override {
+    std::ofstream file(path, std::ios::binary | (places.empty() || !exists(path) ? std::ios::trunc : std::ios::in));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (!places.empty()) {
+        file.seekp(places[i]);
+      }
+      file << parts[i];
     }
     file.close();
     if (!file) {

@@ -93,8 +93,7 @@ class Killer:
             self.timed(self.train(out, flags))
             self.compare(out, expected)
 
-    def one_of_two_ranks(self, kills):
-        flags = ["--batch", "4"]
+    def one_of_two_ranks(self, kills, flags):
         launch = lambda out: [SNUG, "launch", "-n", "2", "--", *self.train(out, flags)]
         whole = self.folder / "whole"
         longest = self.timed(launch(whole))
@@ -168,7 +167,9 @@ def main():
     arguments = parser.parse_args()
     kinds = {f"training, {name}, and its resumption are killed": lambda killer, flags=flags: killer.training(flags, arguments.kills)
              for name, flags in RUNS.items()}
-    kinds |= {"one rank of two is killed": lambda killer: killer.one_of_two_ranks(arguments.kills),
+    kinds |= {"one rank of two is killed": lambda killer: killer.one_of_two_ranks(arguments.kills, ["--batch", "4"]),
+              "one rank of two, with weights in shards, is killed":
+                  lambda killer: killer.one_of_two_ranks(arguments.kills, ["--batch", "4", "--micro-batch", "1", "--memory", "11MiB"]),
               "snug report is killed": lambda killer: killer.report(arguments.kills),
               CLOCK_SET_BACK: lambda killer: killer.clock((arguments.kills + 9) // 10)}
     rows, wrong = [], 0

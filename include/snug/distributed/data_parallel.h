@@ -233,7 +233,7 @@ class DataParallel final : public detail::TrainingRanks {
 
   /// Bytes of gradients that this rank has handed to all-reduce, or sent to their owners, so far.
   int64_t bytes_reduced() const;
-  /// Bytes of weights in shards that have come to this rank so far.
+  /// Bytes of weights in shards that have come to this rank, or are on their way, so far.
   int64_t weight_bytes_received() const;
   const CommunicationTime& communication() const;
 
@@ -247,13 +247,6 @@ class DataParallel final : public detail::TrainingRanks {
   /// call gather_weights(). No effect without weights in shards. A DataParallel that ends without gather_weights()
   /// leaves each rank the rank's own weights only.
   void gather_weights();
-
-  /// Calls `use()` on rank `rank` while the rank has all weights, to save a snapshot or a model of the weights in
-  /// shards. The weights of other ranks lie in unnamed files in `directory`, which are not tensor memory, so no rank
-  /// needs memory for the model. `use` may read weights, and must neither write weights nor call the group. All ranks
-  /// must call with_gathered_weights(), and return when `use` has ended. Throws the exception of `use` on the rank, and
-  /// DistributedError on the others. Weights that each rank has anyway stay where they are.
-  void with_gathered_weights(const std::filesystem::path& directory, const std::function<void()>& use, int rank = 0);
 
   std::unique_ptr<detail::StepRanks> step_ranks(const std::vector<at::Tensor>& of_model) override;
 

@@ -10,9 +10,8 @@
 //   ...
 //   ddp.forward([&] { return loss_of(model, batch); }).backward();
 //   optimizer.step();
-//   optimizer.consolidate();  // before a snapshot, on every rank; rank 0 has the whole state then
+//   group->save_together([&] { snapshots.save(step, parts); });  // on every rank; each writes its share
 
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -66,14 +65,9 @@ class ShardedOptimizer final : public torch::optim::Optimizer,
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
 
-  /// Gathers the state on rank `to`, piece by piece, in CPU memory. If `scratch` is a folder, the state is in unnamed
-  /// files in `scratch`, which are not tensor memory. Until the next step, or release(), state_dict() returns the
-  /// gathered state on rank `to`.
-  void consolidate(int to = 0, const std::filesystem::path& scratch = {});
-  /// Frees the state gathered by consolidate().
-  void release();
-  /// The whole state, in the form of the optimizer without sharding. Throws ConfigError on a rank without the whole
-  /// state: see consolidate(). In a group of one the rank always has the whole state.
+  /// The whole state, in the form of the optimizer without sharding. On several ranks only inside of
+  /// ProcessGroup::save_together: the tensors have no memory (meta), and all ranks write the tensors. Elsewhere throws
+  /// ConfigError.
   StateDict state_dict() const override;
   /// Loads a whole state, saved by any number of ranks or by the optimizer without sharding. Every rank must call
   /// load_state_dict(); each rank keeps its own share. Throws as FusedOptimizer does; after an exception nothing has
@@ -99,6 +93,7 @@ class ShardedOptimizer final : public torch::optim::Optimizer,
 
  private:
   class Impl;
+  class Saved;
   explicit ShardedOptimizer(std::unique_ptr<Impl> impl);
   void update_own(const at::Tensor& grad_scale, const at::Tensor& found_inf,
                   const std::function<void()>& before_writing);
@@ -111,6 +106,7 @@ class ShardedOptimizer final : public torch::optim::Optimizer,
   void follow(std::shared_ptr<const detail::Owners> owners);
 
   std::unique_ptr<Impl> impl_;
+  std::unique_ptr<Saved> saved_;
 };
 
 }  // namespace snug
