@@ -4,12 +4,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime_api.h>
-#include <fmt/format.h>
 #include <torch/library.h>
 
-#include "snug/core.h"
 #include "src/kernels/bias_gelu_cuda.h"
+#include "src/kernels/cuda_checks.h"
 #include "src/kernels/device_bias_gelu.h"
 
 namespace snug::kernels::detail {
@@ -28,20 +26,6 @@ BiasGeluShape shape_of(const at::Tensor& x) {
 
 const void* pointer(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
 
-void check(int error) {
-  if (error != 0) {
-    throw Error(fmt::format("bias_gelu: the kernel could not be started: {}", cuda_error_text(error)));
-  }
-}
-
-// Whether the device is one of those that the kernels are compiled for (src/CMakeLists.txt) or a newer one.
-bool is_recent(c10::Device device) {
-  constexpr int kFirstCompiledFor = 8;
-  int major = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()) == cudaSuccess &&
-         major >= kFirstCompiledFor;
-}
-
 at::Tensor gapless(const at::Tensor& tensor) { return tensor.defined() ? tensor.contiguous() : tensor; }
 
 using OptionalTensor = std::optional<at::Tensor>;
@@ -51,8 +35,8 @@ at::Tensor launch_forward(const at::Tensor& x, const OptionalTensor& bias) {
   const at::Tensor in = gapless(x);
   const at::Tensor b = gapless(bias.value_or(at::Tensor()));
   at::Tensor out = at::empty_like(in);
-  check(launch_bias_gelu(kernel_dtype(x), pointer(in), pointer(b), out.mutable_data_ptr(), shape_of(in),
-                         c10::cuda::getCurrentCUDAStream().stream()));
+  check_launch("bias_gelu", launch_bias_gelu(kernel_dtype(x), pointer(in), pointer(b), out.mutable_data_ptr(),
+                                             shape_of(in), c10::cuda::getCurrentCUDAStream().stream()));
   return out;
 }
 
@@ -62,8 +46,9 @@ at::Tensor launch_backward(const at::Tensor& grad, const at::Tensor& x, const Op
   const at::Tensor in = gapless(x);
   const at::Tensor b = gapless(bias.value_or(at::Tensor()));
   at::Tensor dx = at::empty_like(in);
-  check(launch_bias_gelu_backward(kernel_dtype(x), pointer(dy), pointer(in), pointer(b), dx.mutable_data_ptr(),
-                                  shape_of(in), c10::cuda::getCurrentCUDAStream().stream()));
+  check_launch("bias_gelu",
+               launch_bias_gelu_backward(kernel_dtype(x), pointer(dy), pointer(in), pointer(b), dx.mutable_data_ptr(),
+                                         shape_of(in), c10::cuda::getCurrentCUDAStream().stream()));
   return dx;
 }
 
@@ -90,7 +75,7 @@ OptionalTensor if_defined(const at::Tensor& tensor) { return tensor.defined() ? 
 bool has_bias_gelu_kernel(const at::Tensor& x) {
   return x.is_cuda() && x.layout() == at::kStrided &&
          (x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kFloat) &&
-         is_recent(x.device());
+         has_cuda_kernels(x.device());
 }
 
 at::Tensor device_bias_gelu(const at::Tensor& x, const at::Tensor& bias) {

@@ -1,5 +1,5 @@
 #pragma once
-// bias_gelu's CUDA kernel for tensors: cuda_bias_gelu.cpp where snug is built with it, else no_cuda_bias_gelu.cpp.
+// bias_gelu's CUDA kernel for tensors: cuda_bias_gelu.cpp where snug is built with it, else no_cuda_kernels.cpp.
 
 #include <ATen/core/Tensor.h>
 

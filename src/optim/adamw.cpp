@@ -94,8 +94,8 @@ std::function<void()> AdamW::prepare(const Work& work) const {
   if (FusedOptimizer::takes(work.parameters.front().scalar_type())) {
     update = detail::prepare_fused_adam<TorchAdamW>(work, steps.counted);
   } else {
-    update = detail::prepare_low_precision_adamw(
-        work, steps.counted, master_weights_ ? work.states_named("master") : std::vector<at::Tensor>());
+    update = detail::prepare_low_precision_adamw(detail::adamw_update(
+        work, steps.counted, master_weights_ ? work.states_named("master") : std::vector<at::Tensor>()));
   }
   return detail::and_count(std::move(update), work, steps);
 }

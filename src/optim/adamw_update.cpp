@@ -1,6 +1,10 @@
 #include "src/optim/adamw_update.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "src/kernels/device_update.h"
 
 namespace snug::detail {
 
@@ -10,5 +14,50 @@ StepCounts::StepCounts(const std::vector<at::Tensor>& now, const at::Tensor& fou
     : counted(at::_foreach_add(now, 1)),
       after(found_inf.defined() ? at::_foreach_sub(counted, std::vector<at::Tensor>(counted.size(), found_inf))
                                 : counted) {}
+
+bool has_device_update(c10::Device device) { return kernels::detail::update_launcher(device) != nullptr; }
+
+namespace {
+
+kernels::UpdateKind kind_of(const AdamWUpdate& update) {
+  const at::ScalarType type = update.parameters.front().scalar_type();
+  return type == at::kFloat       ? kernels::UpdateKind::kFloat32
+         : update.masters.empty() ? kernels::UpdateKind::kStochastic
+         : type == at::kBFloat16  ? kernels::UpdateKind::kBFloat16Masters
+                                  : kernels::UpdateKind::kFloat16Masters;
+}
+
+const float* number_on_device(const at::Tensor& scalar) {
+  return scalar.defined() ? scalar.const_data_ptr<float>() : nullptr;
+}
+
+kernels::UpdatedTensor tensor_of(const AdamWUpdate& u, size_t i) {
+  return {.parameter = u.parameters[i].mutable_data_ptr(),
+          .gradient = u.gradients[i].mutable_data_ptr(),
+          .exp_avg = u.exp_avgs[i].mutable_data_ptr<float>(),
+          .exp_avg_sq = u.exp_avg_sqs[i].mutable_data_ptr<float>(),
+          .master = u.masters.empty() ? nullptr : u.masters[i].mutable_data_ptr<float>(),
+          .step = u.steps[i].const_data_ptr<float>(),
+          .count = u.parameters[i].numel(),
+          .first_element = u.first_elements[i]};
+}
+
+}  // namespace
+
+void update_on_device(const AdamWUpdate& update) {
+  const c10::Device device = update.parameters.front().device();
+  const c10::DeviceGuard guard(device);
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  kernels::UpdateTable table(kind_of(update), kernel_step(update.options, 1, {}));
+  table.grad_scale = number_on_device(update.grad_scale);
+  table.found_inf = number_on_device(update.found_inf);
+  for (size_t i = 0; i < update.parameters.size(); ++i) {
+    table.add(tensor_of(update, i));
+    if (table.size == kernels::UpdateTable::kMostTensors || i + 1 == update.parameters.size()) {
+      kernels::detail::update_launcher(device)(table, stream);
+      table.size = 0;
+    }
+  }
+}
 
 }  // namespace snug::detail

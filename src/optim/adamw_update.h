@@ -1,5 +1,6 @@
 #pragma once
-// The state and the update of Adam and AdamW for FP32 and FP64 parameters, on LibTorch's fused kernels. `Work` and
+// The state and the update of Adam and AdamW for FP32 and FP64 parameters, on LibTorch's fused kernels, or on a device
+// with kernels of snug's own. `Work` and
 // `State` are FusedOptimizer's types.
 
 #include <functional>
@@ -48,6 +49,38 @@ std::function<void()> and_count(std::function<void()> update, const Work& work, 
   };
 }
 
+/// The update of a group by AdamW, for kernels of snug's own. The parameters have one type and one device.
+struct AdamWUpdate {
+  const torch::optim::AdamWOptions& options;
+  std::vector<at::Tensor> parameters;             // FP32, FP16 or BF16
+  std::vector<at::Tensor> gradients;              // of the same type
+  std::vector<at::Tensor> exp_avgs, exp_avg_sqs;  // FP32
+  std::vector<at::Tensor> masters;                // FP32; empty for FP32 parameters, and for stochastic rounding
+  std::vector<at::Tensor> steps;                  // FP32 scalars, this step counted
+  std::vector<uint64_t> first_elements;           // the number of each parameter's first element, for random numbers
+  at::Tensor grad_scale, found_inf;               // FP32 scalars, or undefined
+};
+
+template <class Work>
+AdamWUpdate adamw_update(const Work& work, const std::vector<at::Tensor>& counted, std::vector<at::Tensor> masters) {
+  return {.options = static_cast<const torch::optim::AdamWOptions&>(*work.options),
+          .parameters = work.parameters,
+          .gradients = work.gradients,
+          .exp_avgs = work.states_named("exp_avg"),
+          .exp_avg_sqs = work.states_named("exp_avg_sq"),
+          .masters = std::move(masters),
+          .steps = counted,
+          .first_elements = work.first_elements,
+          .grad_scale = work.grad_scale,
+          .found_inf = work.found_inf};
+}
+
+/// Whether a device has kernels of snug's own (kernels/device_update.h).
+bool has_device_update(c10::Device device);
+
+/// Starts the kernels: with the CPU's bits, without memory of the device and without waiting.
+void update_on_device(const AdamWUpdate& update);
+
 /// The update of a group with the options O, Adam's or AdamW's. `counted`: see StepCounts. Call and_count() on the
 /// result.
 template <class O, class Work>
@@ -56,6 +89,12 @@ std::function<void()> prepare_fused_adam(const Work& work, const std::vector<at:
   using Kernel =
       void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double,
                double, double, double, double, bool, bool, const MaybeTensor&, const MaybeTensor&);
+  const at::Tensor& first = work.parameters.front();
+  if constexpr (kDecouplesDecay<O>) {
+    if (first.scalar_type() == at::kFloat && has_device_update(first.device())) {
+      return [update = adamw_update(work, counted, {})] { update_on_device(update); };
+    }
+  }
   return [work, counted, exp_avgs = work.states_named("exp_avg"), exp_avg_sqs = work.states_named("exp_avg_sq")] {
     const Kernel kernel = kDecouplesDecay<O> ? Kernel(&at::_fused_adamw_) : Kernel(&at::_fused_adam_);
     const O& o = static_cast<const O&>(*work.options);
