@@ -1,8 +1,7 @@
-#include "src/kernels/update_cuda.h"
-
 #include <cuda_runtime.h>
 
 #include "src/kernels/update_chunk.h"
+#include "src/kernels/update_table.h"
 
 namespace snug::kernels::detail {
 namespace {

@@ -1,10 +1,10 @@
 #include "src/optim/adamw_update.h"
 
+#include <atomic>
+
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-
-#include "src/kernels/device_update.h"
 
 namespace snug::detail {
 
@@ -15,9 +15,13 @@ StepCounts::StepCounts(const std::vector<at::Tensor>& now, const at::Tensor& fou
       after(found_inf.defined() ? at::_foreach_sub(counted, std::vector<at::Tensor>(counted.size(), found_inf))
                                 : counted) {}
 
-bool has_device_update(c10::Device device) { return kernels::detail::update_launcher(device) != nullptr; }
-
 namespace {
+
+std::atomic<kernels::detail::UpdateLauncher> launcher_of_tests;
+
+kernels::detail::UpdateLauncher launcher_for(c10::Device device) {
+  return device.is_privateuseone() ? launcher_of_tests.load() : kernels::detail::cuda_update_launcher(device);
+}
 
 kernels::UpdateKind kind_of(const AdamWUpdate& update) {
   const at::ScalarType type = update.parameters.front().scalar_type();
@@ -44,6 +48,10 @@ kernels::UpdatedTensor tensor_of(const AdamWUpdate& u, size_t i) {
 
 }  // namespace
 
+void set_update_launcher(kernels::detail::UpdateLauncher launcher) { launcher_of_tests = launcher; }
+
+bool has_device_update(c10::Device device) { return launcher_for(device) != nullptr; }
+
 void update_on_device(const AdamWUpdate& update) {
   const c10::Device device = update.parameters.front().device();
   const c10::DeviceGuard guard(device);
@@ -54,7 +62,7 @@ void update_on_device(const AdamWUpdate& update) {
   for (size_t i = 0; i < update.parameters.size(); ++i) {
     table.add(tensor_of(update, i));
     if (table.size == kernels::UpdateTable::kMostTensors || i + 1 == update.parameters.size()) {
-      kernels::detail::update_launcher(device)(table, stream);
+      launcher_for(device)(table, stream);
       table.size = 0;
     }
   }

@@ -1,7 +1,6 @@
 #pragma once
-// The state and the update of Adam and AdamW for FP32 and FP64 parameters, on LibTorch's fused kernels, or on a device
-// with kernels of snug's own. `Work` and
-// `State` are FusedOptimizer's types.
+// The state and the update of Adam and AdamW for FP32 and FP64 parameters, on LibTorch's fused kernels, and of AdamW on
+// devices with kernels of snug's own. `Work` and `State` are FusedOptimizer's types.
 
 #include <functional>
 #include <optional>
@@ -15,6 +14,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "src/core/in_parts.h"
+#include "src/kernels/device_kernels.h"
 #include "src/optim/adam_rules.h"
 
 namespace snug::detail {
@@ -75,8 +75,10 @@ AdamWUpdate adamw_update(const Work& work, const std::vector<at::Tensor>& counte
           .found_inf = work.found_inf};
 }
 
-/// Whether a device has kernels of snug's own (kernels/device_update.h).
+/// Whether a device has kernels of snug's own for AdamWUpdate: CUDA, and for tests a device of type PrivateUse1 after
+/// set_update_launcher(), up to set_update_launcher(nullptr).
 bool has_device_update(c10::Device device);
+void set_update_launcher(kernels::detail::UpdateLauncher launcher);
 
 /// Starts the kernels: with the CPU's bits, without memory of the device and without waiting.
 void update_on_device(const AdamWUpdate& update);

@@ -12,10 +12,9 @@
 #include "src/kernels/random_bits.h"
 #include "src/optim/adam_rules.h"
 
-// On the CPU, and on devices with kernels of snug's own, one pass over memory is enough. On other devices torch's FP32
-// kernel works on masters, or on
-// FP32 copies, and the results are rounded. The copies take little memory, because only some elements are copied at a
-// time.
+// On the CPU and on CUDA snug's own kernels need one pass over memory. On other devices torch's FP32 kernel works on
+// masters, or on FP32 copies, and the results are rounded. The copies take little memory, because only some elements are
+// copied at a time.
 
 namespace snug::detail {
 namespace {
@@ -242,17 +241,19 @@ at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count)
 }
 
 int64_t low_precision_workspace_bytes(int64_t elements, int64_t parameters, bool has_masters, c10::Device device) {
-  constexpr int64_t kNumber = 4, kScalars = 4;  // counts of steps, with and without this step, and two halves of a key
+  constexpr int64_t kNumber = 4;
   if (device.is_cpu() || parameters == 0) {
     return 0;
   }
+  const int64_t scalar = allocated_bytes(kNumber, device);
+  const int64_t counts = 2 * parameters * scalar;  // of steps, with and without this step
   if (has_device_update(device)) {
-    return 2 * parameters * allocated_bytes(kNumber, device);  // counts of steps
+    return counts;
   }
   const int64_t at_once = std::min(elements, kLowAtOnce);
-  return LowWorkspace::numbers_of(has_masters) * allocated_bytes(kNumber * at_once, device) +
-         (has_masters ? 0 : allocated_bytes(at_once, device)) +
-         parameters * kScalars * allocated_bytes(kNumber, device);
+  return counts + 2 * parameters * scalar +  // two halves of a key
+         LowWorkspace::numbers_of(has_masters) * allocated_bytes(kNumber * at_once, device) +
+         (has_masters ? 0 : allocated_bytes(at_once, device));
 }
 
 std::function<void()> prepare_low_precision_adamw(AdamWUpdate update) {

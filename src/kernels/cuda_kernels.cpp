@@ -1,14 +1,17 @@
 #include <optional>
+#include <string_view>
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
 #include <torch/library.h>
 
+#include "snug/core.h"
 #include "src/kernels/bias_gelu_cuda.h"
-#include "src/kernels/cuda_checks.h"
-#include "src/kernels/device_bias_gelu.h"
+#include "src/kernels/device_kernels.h"
 
 namespace snug::kernels::detail {
 namespace {
@@ -25,6 +28,21 @@ BiasGeluShape shape_of(const at::Tensor& x) {
 }
 
 const void* pointer(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
+
+void check_launch(std::string_view kernel, int error) {
+  if (error != cudaSuccess) {
+    throw Error(fmt::format("{}: the kernel could not be started: {}", kernel,
+                            cudaGetErrorString(static_cast<cudaError_t>(error))));
+  }
+}
+
+// Whether the device is one of those that the kernels are compiled for (src/CMakeLists.txt) or a newer one.
+bool is_recent(c10::Device device) {
+  constexpr int kFirstCompiledFor = 8;
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()) == cudaSuccess &&
+         major >= kFirstCompiledFor;
+}
 
 at::Tensor gapless(const at::Tensor& tensor) { return tensor.defined() ? tensor.contiguous() : tensor; }
 
@@ -75,7 +93,7 @@ OptionalTensor if_defined(const at::Tensor& tensor) { return tensor.defined() ? 
 bool has_bias_gelu_kernel(const at::Tensor& x) {
   return x.is_cuda() && x.layout() == at::kStrided &&
          (x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kFloat) &&
-         has_cuda_kernels(x.device());
+         is_recent(x.device());
 }
 
 at::Tensor device_bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
@@ -86,6 +104,15 @@ at::Tensor device_bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
 at::Tensor device_bias_gelu_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& bias) {
   static const auto op = find_operator<decltype(launch_backward)>("snug::bias_gelu_backward");
   return op.call(grad, x, if_defined(bias));
+}
+
+UpdateLauncher cuda_update_launcher(c10::Device device) {
+  if (!device.is_cuda() || !is_recent(device)) {
+    return nullptr;
+  }
+  return [](const UpdateTable& table, c10::Stream stream) {
+    check_launch("AdamW", launch_update(table, c10::cuda::CUDAStream(stream).stream()));
+  };
 }
 
 }  // namespace snug::kernels::detail
