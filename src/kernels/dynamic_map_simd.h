@@ -9,8 +9,9 @@
 #include <array>
 #include <cstdint>
 
+#include <hwy/highway.h>
+
 #include "src/kernels/dynamic_map.h"
-#include "src/kernels/lanes.h"
 #include "src/kernels/quantized_adamw.h"
 #include "src/kernels/quantized_step_simd.h"
 

@@ -1,7 +1,7 @@
 // The vectors of the kernels: Highway's, or, in a source that defines SNUG_ONE_LANE, Highway's functions for vectors of
-// one element, as far as the kernels call them. So the formulas of the kernels, the headers *_simd.h, compile for a GPU,
-// too, with the CPU's order of operations and the CPU's rounding: nothing is contracted or approximated, and MulAdd is
-// fused, as on all CPUs with AVX2. Any compiler of C++ compiles them for tests, with -ffp-contract=off.
+// one element, as far as the kernels call them. So the formulas of the kernels, the headers *_simd.h, compile for a
+// GPU, too, with the CPU's order of operations and the CPU's rounding: nothing is contracted or approximated, and
+// MulAdd is fused, as on all CPUs with AVX2. Any compiler of C++ compiles them for tests, with -ffp-contract=off.
 #if !defined(SNUG_ONE_LANE)
 #include <hwy/highway.h>
 #elif !defined(SNUG_KERNELS_ONE_LANE)
@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "src/kernels/host_device.h"
 
@@ -19,9 +18,6 @@
 #define HWY_BEFORE_NAMESPACE() static_assert(true)
 #define HWY_AFTER_NAMESPACE() static_assert(true)
 #define HWY_MAX_BYTES 4
-#define HWY_CAP_GE256 0
-#define HWY_CAP_GE512 0
-#define HWY_HAVE_SCALABLE 0
 
 namespace hwy::N_ONE_LANE {
 
@@ -38,9 +34,9 @@ using Vec = typename D::Value;
 template <class T, class D>
 using Rebind = One<T>;
 template <class D>
-using RebindToUnsigned = One<std::make_unsigned_t<std::conditional_t<sizeof(Vec<D>) == 4, int32_t, int8_t>>>;
+using RebindToUnsigned = One<uint32_t>;
 template <class D>
-using RebindToSigned = One<std::make_signed_t<Vec<RebindToUnsigned<D>>>>;
+using RebindToSigned = One<int32_t>;
 
 HWY_INLINE size_t Lanes(One<float>) { return 1; }
 
@@ -48,14 +44,8 @@ template <class T, class From>
 HWY_INLINE T Set(One<T>, From value) {
   return static_cast<T>(value);
 }
-template <class T>
-HWY_INLINE T Zero(One<T>) {
-  return T{};
-}
-template <class T>
-HWY_INLINE T Iota(One<T>, T first) {
-  return first;
-}
+HWY_INLINE float Zero(One<float>) { return 0; }
+HWY_INLINE uint32_t Iota(One<uint32_t>, uint32_t first) { return first; }
 template <class T>
 HWY_INLINE T LoadU(One<T>, const T* from) {
   return *from;
@@ -90,40 +80,23 @@ inline double MulAdd(double a, double b, double c) { return std::fma(a, b, c); }
 HWY_INLINE uint32_t Mul(uint32_t a, uint32_t b) { return a * b; }
 HWY_INLINE uint32_t Add(uint32_t a, uint32_t b) { return a + b; }
 HWY_INLINE uint32_t Sub(uint32_t a, uint32_t b) { return a - b; }
-HWY_INLINE int32_t Add(int32_t a, int32_t b) { return static_cast<int32_t>(Add(uint32_t(a), uint32_t(b))); }
-HWY_INLINE int32_t Sub(int32_t a, int32_t b) { return static_cast<int32_t>(Sub(uint32_t(a), uint32_t(b))); }
-
-template <class T>
-HWY_INLINE T And(T a, T b) {
-  return a & b;
-}
-template <class T>
-HWY_INLINE T Or(T a, T b) {
-  return a | b;
-}
-template <class T>
-HWY_INLINE T Xor(T a, T b) {
-  return a ^ b;
-}
-template <int kBits, class T>
-HWY_INLINE T ShiftLeft(T a) {
+HWY_INLINE uint32_t And(uint32_t a, uint32_t b) { return a & b; }
+HWY_INLINE uint32_t Or(uint32_t a, uint32_t b) { return a | b; }
+HWY_INLINE uint32_t Xor(uint32_t a, uint32_t b) { return a ^ b; }
+template <int kBits>
+HWY_INLINE uint32_t ShiftLeft(uint32_t a) {
   return a << kBits;
 }
-template <int kBits, class T>
-HWY_INLINE T ShiftRight(T a) {
+template <int kBits>
+HWY_INLINE uint32_t ShiftRight(uint32_t a) {
   return a >> kBits;
 }
 
 // Comparisons.
 
-template <class T>
-HWY_INLINE bool Gt(T a, T b) {
-  return a > b;
-}
-template <class T>
-HWY_INLINE bool Lt(T a, T b) {
-  return a < b;
-}
+HWY_INLINE bool Gt(float a, float b) { return a > b; }
+HWY_INLINE bool Gt(uint32_t a, uint32_t b) { return a > b; }
+HWY_INLINE bool Lt(uint32_t a, uint32_t b) { return a < b; }
 HWY_INLINE bool IsNaN(float a) { return a != a; }
 template <class T>
 HWY_INLINE bool RebindMask(One<T>, bool mask) {
@@ -133,8 +106,6 @@ template <class T>
 HWY_INLINE T IfThenElse(bool mask, T yes, T no) {
   return mask ? yes : no;
 }
-HWY_INLINE int32_t Max(int32_t a, int32_t b) { return a > b ? a : b; }
-HWY_INLINE int32_t Min(int32_t a, int32_t b) { return a < b ? a : b; }
 
 // Conversions.
 
@@ -144,14 +115,8 @@ HWY_INLINE To BitCast(One<To>, From value) {
   return __builtin_bit_cast(To, value);
 }
 HWY_INLINE float ConvertTo(One<float>, int32_t value) { return static_cast<float>(value); }
-template <class To, class From>
-HWY_INLINE To PromoteTo(One<To>, From value) {
-  return value;
-}
-template <class To, class From>
-HWY_INLINE To TruncateTo(One<To>, From value) {
-  return static_cast<To>(value);
-}
+HWY_INLINE uint32_t PromoteTo(One<uint32_t>, uint16_t value) { return value; }
+HWY_INLINE uint16_t TruncateTo(One<uint16_t>, uint32_t value) { return static_cast<uint16_t>(value); }
 
 }  // namespace hwy::N_ONE_LANE
 

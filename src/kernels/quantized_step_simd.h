@@ -10,8 +10,9 @@
 #include <cmath>
 #include <limits>
 
+#include <hwy/highway.h>
+
 #include "src/kernels/adamw_step.h"
-#include "src/kernels/lanes.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {

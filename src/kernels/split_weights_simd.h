@@ -14,8 +14,9 @@
 
 #include <cstdint>
 
+#include <hwy/highway.h>
+
 #include "src/kernels/half_simd.h"
-#include "src/kernels/lanes.h"
 #include "src/kernels/master_adamw.h"
 
 HWY_BEFORE_NAMESPACE();

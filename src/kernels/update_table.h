@@ -54,8 +54,8 @@ static_assert(sizeof(UpdateTable) <= 4096, "more than the arguments of a kernel 
 
 namespace detail {
 
-/// Starts the update on `stream` (a cudaStream_t) of the current CUDA device, without waiting: update_cuda.cu. Returns a
-/// cudaError_t, 0 for success.
+/// Starts the update on `stream` (a cudaStream_t) of the current CUDA device, without waiting: update_cuda.cu. Returns
+/// a cudaError_t, 0 for success.
 int launch_update(const UpdateTable& table, void* stream);
 
 }  // namespace detail

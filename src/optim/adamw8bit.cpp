@@ -107,7 +107,7 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
     return [] {};
   }
   const auto& o = static_cast<const TorchAdamW&>(*work.options);
-  const detail::StepCounts counts(work.states_named("step"), {});
+  const detail::UpdateCounts counts(work.states_named("step"), {});
   const std::vector<at::Tensor>& steps = counts.counted;
   std::vector<Element8bit> large;
   Work small = work;  // the parameters with FP32 moments

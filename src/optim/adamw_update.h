@@ -33,8 +33,8 @@ void add_adam_state(State& state, const at::Tensor& parameter) {
 
 /// Step counts of many parameters. The kernels take counts with this step included. If this step is skipped, the step
 /// is subtracted again.
-struct StepCounts {
-  StepCounts(const std::vector<at::Tensor>& now, const at::Tensor& found_inf);
+struct UpdateCounts {
+  UpdateCounts(const std::vector<at::Tensor>& now, const at::Tensor& found_inf);
 
   std::vector<at::Tensor> counted, after;
 };
@@ -42,7 +42,7 @@ struct StepCounts {
 /// Returns a function that calls `update` and then writes the counts into the states of `work`, because a state_dict()
 /// shows the counts.
 template <class Work>
-std::function<void()> and_count(std::function<void()> update, const Work& work, const StepCounts& steps) {
+std::function<void()> and_count(std::function<void()> update, const Work& work, const UpdateCounts& steps) {
   return [update = std::move(update), counts = work.states_named("step"), after = steps.after] {
     update();
     at::_foreach_copy_(counts, after);
@@ -83,7 +83,7 @@ void set_update_launcher(kernels::detail::UpdateLauncher launcher);
 /// Starts the kernels: with the CPU's bits, without memory of the device and without waiting.
 void update_on_device(const AdamWUpdate& update);
 
-/// The update of a group with the options O, Adam's or AdamW's. `counted`: see StepCounts. Call and_count() on the
+/// The update of a group with the options O, Adam's or AdamW's. `counted`: see UpdateCounts. Call and_count() on the
 /// result.
 template <class O, class Work>
 std::function<void()> prepare_fused_adam(const Work& work, const std::vector<at::Tensor>& counted) {

@@ -13,8 +13,8 @@
 #include "src/optim/adam_rules.h"
 
 // On the CPU and on CUDA snug's own kernels need one pass over memory. On other devices torch's FP32 kernel works on
-// masters, or on FP32 copies, and the results are rounded. The copies take little memory, because only some elements are
-// copied at a time.
+// masters, or on FP32 copies, and the results are rounded. The copies take little memory, because only some elements
+// are copied at a time.
 
 namespace snug::detail {
 namespace {
