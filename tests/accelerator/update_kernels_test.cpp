@@ -56,8 +56,8 @@ const std::vector<Kind>& kinds() {
   return all;
 }
 
-/// More tensors than one launch takes, of all sizes up to more than a chunk, one of them without elements. FP32 tensors
-/// have a multiple of 16 elements: LibTorch's kernel on the CPU has another order of operations for the rest of a vector.
+/// More tensors than one launch takes, of all sizes up to more than a chunk, one of them without elements. In FP32 the
+/// sizes are multiples of 16: LibTorch's kernel on the CPU rounds the rest of a vector otherwise.
 std::vector<Tensor> parameters_on(c10::Device device, torch::ScalarType dtype) {
   torch::manual_seed(1);
   std::vector<Tensor> parameters;

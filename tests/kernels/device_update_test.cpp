@@ -139,6 +139,21 @@ State by_device(UpdateKind kind, const AdamWStep& step, State state) {
   return state;
 }
 
+/// The same with FP32 parameters, the masters, and FP32 gradients of the same values.
+State by_device_in_fp32(const AdamWStep& step, State state) {
+  std::vector<float> gradients;
+  std::ranges::transform(state.g, std::back_inserter(gradients),
+                         [](uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); });
+  UpdatedTensor tensor = tensor_of(state, false);
+  tensor.parameter = state.master.data();
+  tensor.gradient = gradients.data();
+  UpdateTable table(UpdateKind::kFloat32, step);
+  table.grad_scale = &kScale;
+  table.add(tensor);
+  update_by_one_lane(table);
+  return state;
+}
+
 template <class Half>
 State by_host(const AdamWStep& step, State state, bool has_masters) {
   auto* parameter = reinterpret_cast<Half*>(state.p.data());
@@ -159,6 +174,10 @@ TEST_P(DeviceUpdate, HasTheBitsOfTheCpuForAllKindsOfNumbers) {
     const AdamWStep step = step_with(beta1, kCount);
     expect_same(by_device(UpdateKind::kFloat16Masters, step, state), by_host<Float16>(step, state, true), 0x7C00);
     expect_same(by_device(UpdateKind::kBFloat16Masters, step, state), by_host<BFloat16>(step, state, true), 0x7F80);
+    State in_fp32 = by_device_in_fp32(step, state);
+    const State with_masters = by_host<BFloat16>(step, state, true);
+    in_fp32.p = with_masters.p;
+    expect_same(in_fp32, with_masters, 0x7F80);
     expect_same(by_device(UpdateKind::kStochastic, step, state), by_host<BFloat16>(step, state, false), 0x7F80);
   }
 }
