@@ -36,10 +36,10 @@ struct AdamWOptions {
   bool stochastic_rounding = false;
 };
 
-/// Decoupled weight decay regularisation (Loshchilov & Hutter 2019, arXiv:1711.05101), on at::_fused_adamw_. The groups
-/// hold torch::optim::AdamWOptions. State per parameter: step, exp_avg, exp_avg_sq, and with master weights master. On
-/// other devices than the CPU an update of 16-bit parameters takes a workspace, see workspace_bytes(): 16 MiB at most
-/// for each group with masters, 68 MiB with stochastic rounding, and 2 KiB for each tensor.
+/// Decoupled weight decay regularisation (Loshchilov & Hutter 2019, arXiv:1711.05101), on at::_fused_adamw_ or snug's
+/// own kernels. The groups hold torch::optim::AdamWOptions. State per parameter: step, exp_avg, exp_avg_sq, and with
+/// master weights master. On devices without such kernels an update of 16-bit parameters takes a workspace, see
+/// workspace_bytes(): at most 16 MiB a group with masters, 68 MiB with stochastic rounding, and 2 KiB for each tensor.
 class AdamW : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that

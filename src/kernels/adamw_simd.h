@@ -7,39 +7,12 @@
 #define SNUG_KERNELS_DETAIL_ADAMW_SIMD_H
 #endif
 
-#include <cmath>
-
-#include <hwy/highway.h>
-
 #include "src/kernels/adamw_step.h"
+#include "src/kernels/lanes.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-/// The constants of a step, computed in FP64 and rounded once, as torch does.
-struct AdamWConstants {
-  explicit AdamWConstants(const AdamWStep& step)
-      : inverse_scale(step.inverse_scale),
-        decay(static_cast<float>(1 - step.lr * step.weight_decay)),
-        from_gradient(1 - step.beta1 < 0.5 ? 0.0f : 1.0f),
-        exp_avg_weight(static_cast<float>(1 - step.beta1) - from_gradient),
-        beta2(static_cast<float>(step.beta2)),
-        one_minus_beta2(static_cast<float>(1 - step.beta2)),
-        root_bias_correction2(static_cast<float>(std::sqrt(step.bias_correction2))),
-        eps(static_cast<float>(step.eps)),
-        negative_step_size(static_cast<float>(-(step.lr / step.bias_correction1))) {}
-
-  float inverse_scale;
-  float decay;
-  float from_gradient;  // 1 where the mean is interpolated from the gradient: from the nearer end, as torch::lerp does
-  float exp_avg_weight;
-  float beta2;
-  float one_minus_beta2;
-  float root_bias_correction2;
-  float eps;
-  float negative_step_size;
-};
 
 /// One step for the elements of one vector. The gradient is still multiplied by the loss scale.
 template <class D, class V = hn::Vec<D>>

@@ -10,7 +10,7 @@
 
 #include "snug/core.h"
 #include "src/core/computed_gradients.h"
-#include "src/kernels/device_bias_gelu.h"
+#include "src/kernels/device_kernels.h"
 
 namespace snug {
 namespace {

@@ -158,6 +158,4 @@ int launch_bias_gelu_backward(KernelDtype dtype, const void* dy, const void* x, 
   return launch<Backward>(dtype, dy, x, bias, dx, shape, stream);
 }
 
-const char* cuda_error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
-
 }  // namespace snug::kernels::detail

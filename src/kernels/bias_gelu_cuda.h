@@ -24,7 +24,4 @@ int launch_bias_gelu(KernelDtype dtype, const void* x, const void* bias, void* y
 int launch_bias_gelu_backward(KernelDtype dtype, const void* dy, const void* x, const void* bias, void* dx,
                               BiasGeluShape shape, void* stream);
 
-/// The text for an error that a launch returned.
-const char* cuda_error_text(int error);
-
 }  // namespace snug::kernels::detail

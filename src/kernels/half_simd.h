@@ -10,8 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include <hwy/highway.h>
-
+#include "src/kernels/lanes.h"
 #include "src/kernels/master_adamw.h"
 
 HWY_BEFORE_NAMESPACE();

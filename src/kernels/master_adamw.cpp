@@ -10,32 +10,14 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "src/kernels/adamw_simd.h"
-#include "src/kernels/half_simd.h"
+#include "src/kernels/master_adamw_simd.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using D = hn::ScalableTag<float>;
-using DU = hn::RebindToUnsigned<D>;
-
 // With masters.
-
-template <class Half>
-HWY_INLINE void master_vector(const AdamWConstants& constants, float* master, Half* parameter, const Half* gradient,
-                              float* exp_avg, float* exp_avg_sq) {
-  const D d;
-  auto p = hn::LoadU(d, master);
-  auto m = hn::LoadU(d, exp_avg);
-  auto v = hn::LoadU(d, exp_avg_sq);
-  adamw(d, constants, load(d, gradient), p, m, v);
-  hn::StoreU(p, d, master);
-  hn::StoreU(m, d, exp_avg);
-  hn::StoreU(v, d, exp_avg_sq);
-  store(d, p, parameter);
-}
 
 template <class Half>
 HWY_INLINE void master_update(const AdamWStep& step, float* master, Half* parameter, const Half* gradient,
@@ -60,31 +42,6 @@ HWY_INLINE void master_update(const AdamWStep& step, float* master, Half* parame
 }
 
 // Without masters.
-
-/// The random numbers of consecutive elements: see detail::RandomKeys.
-HWY_INLINE hn::Vec<DU> random_vector(const detail::RandomKeys& keys, uint32_t index) {
-  const DU du;
-  auto x = hn::Xor(hn::Iota(du, index), hn::Set(du, keys.first));
-  for (int round = 0; round < 2; ++round) {
-    x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(du, detail::kMultiplier1));
-    x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(du, detail::kMultiplier2));
-    x = hn::Xor(x, hn::ShiftRight<16>(x));
-    x = round == 0 ? hn::Add(x, hn::Set(du, keys.second)) : x;
-  }
-  return x;
-}
-
-HWY_INLINE void stochastic_vector(const AdamWConstants& constants, const detail::RandomKeys& keys, uint32_t index,
-                                  BFloat16* parameter, const BFloat16* gradient, float* exp_avg, float* exp_avg_sq) {
-  const D d;
-  auto p = load(d, parameter);
-  auto m = hn::LoadU(d, exp_avg);
-  auto v = hn::LoadU(d, exp_avg_sq);
-  adamw(d, constants, load(d, gradient), p, m, v);
-  hn::StoreU(m, d, exp_avg);
-  hn::StoreU(v, d, exp_avg_sq);
-  store_stochastic(d, p, random_vector(keys, index), parameter);
-}
 
 /// Elements whose indices share their upper 32 bits.
 HWY_INLINE void stochastic_part(const AdamWConstants& constants, const detail::RandomKeys& keys, uint32_t index,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "src/kernels/host_device.h"
 #include "src/kernels/master_adamw.h"
 
 namespace snug::kernels::detail {
@@ -13,7 +14,7 @@ constexpr uint64_t kMultiplier64B = 0x94D049BB133111EB;
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 
 /// Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators": SplitMix64's output function.
-constexpr uint64_t mix64(uint64_t x) {
+SNUG_HOST_DEVICE constexpr uint64_t mix64(uint64_t x) {
   x = (x ^ (x >> 30)) * kMultiplier64A;
   x = (x ^ (x >> 27)) * kMultiplier64B;
   return x ^ (x >> 31);
@@ -24,7 +25,7 @@ constexpr uint64_t mix64(uint64_t x) {
 constexpr uint32_t kMultiplier1 = 0x7FEB352D;
 constexpr uint32_t kMultiplier2 = 0x846CA68B;
 
-constexpr uint32_t mix32(uint32_t x) {
+SNUG_HOST_DEVICE constexpr uint32_t mix32(uint32_t x) {
   x = (x ^ (x >> 16)) * kMultiplier1;
   x = (x ^ (x >> 15)) * kMultiplier2;
   return x ^ (x >> 16);
@@ -33,7 +34,7 @@ constexpr uint32_t mix32(uint32_t x) {
 /// The keys that 2^32 consecutive elements share: random(index) = mix32(mix32(index ^ first) + second), with the low
 /// half of the index.
 struct RandomKeys {
-  constexpr RandomKeys(const RandomKey& key, uint64_t index_high) {
+  SNUG_HOST_DEVICE constexpr RandomKeys(const RandomKey& key, uint64_t index_high) {
     const uint64_t mixed = mix64(mix64(mix64(key.seed + kGolden) + key.step + kGolden) + index_high + kGolden);
     first = static_cast<uint32_t>(mixed);
     second = static_cast<uint32_t>(mixed >> 32);

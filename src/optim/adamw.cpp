@@ -19,7 +19,7 @@ using TorchAdamW = torch::optim::AdamWOptions;
 using TorchAdam = torch::optim::AdamOptions;
 
 using detail::step_count_for;
-using detail::StepCounts;
+using detail::UpdateCounts;
 
 constexpr auto kAdamWRules = detail::adam_rules<TorchAdamW>("AdamW");
 constexpr auto kAdamRules = detail::adam_rules<TorchAdam>("Adam");
@@ -89,13 +89,13 @@ int64_t AdamW::workspace_bytes() const {
 }
 
 std::function<void()> AdamW::prepare(const Work& work) const {
-  StepCounts steps(work.states_named("step"), work.found_inf);
+  UpdateCounts steps(work.states_named("step"), work.found_inf);
   std::function<void()> update;
   if (FusedOptimizer::takes(work.parameters.front().scalar_type())) {
     update = detail::prepare_fused_adam<TorchAdamW>(work, steps.counted);
   } else {
-    update = detail::prepare_low_precision_adamw(
-        work, steps.counted, master_weights_ ? work.states_named("master") : std::vector<at::Tensor>());
+    update = detail::prepare_low_precision_adamw(detail::adamw_update(
+        work, steps.counted, master_weights_ ? work.states_named("master") : std::vector<at::Tensor>()));
   }
   return detail::and_count(std::move(update), work, steps);
 }
@@ -113,7 +113,7 @@ void Adam::make_state(ParameterState& state, const at::Tensor& parameter, const 
 }
 
 std::function<void()> Adam::prepare(const Work& work) const {
-  const StepCounts steps(work.states_named("step"), work.found_inf);
+  const UpdateCounts steps(work.states_named("step"), work.found_inf);
   return detail::and_count(detail::prepare_fused_adam<TorchAdam>(work, steps.counted), work, steps);
 }
 

@@ -107,7 +107,7 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
     return [] {};
   }
   const auto& o = static_cast<const TorchAdamW&>(*work.options);
-  const detail::StepCounts counts(work.states_named("step"), {});
+  const detail::UpdateCounts counts(work.states_named("step"), {});
   const std::vector<at::Tensor>& steps = counts.counted;
   std::vector<Element8bit> large;
   Work small = work;  // the parameters with FP32 moments
@@ -132,7 +132,8 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
   std::function<void()> update_small = [] {};
   if (!small.parameters.empty()) {
     update_small = small.parameters.front().scalar_type() == at::kBFloat16
-                       ? detail::prepare_low_precision_adamw(small, small_steps, small.states_named("master"))
+                       ? detail::prepare_low_precision_adamw(
+                             detail::adamw_update(small, small_steps, small.states_named("master")))
                        : detail::prepare_fused_adam<TorchAdamW>(small, small_steps);
   }
   const auto update = [large = std::move(large), update_small = std::move(update_small)] {

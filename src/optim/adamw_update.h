@@ -1,6 +1,6 @@
 #pragma once
-// The state and the update of Adam and AdamW for FP32 and FP64 parameters, on LibTorch's fused kernels. `Work` and
-// `State` are FusedOptimizer's types.
+// The state and the update of Adam and AdamW for FP32 and FP64 parameters, on LibTorch's fused kernels, and of AdamW on
+// devices with kernels of snug's own. `Work` and `State` are FusedOptimizer's types.
 
 #include <functional>
 #include <optional>
@@ -14,6 +14,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "src/core/in_parts.h"
+#include "src/kernels/device_kernels.h"
 #include "src/optim/adam_rules.h"
 
 namespace snug::detail {
@@ -32,8 +33,8 @@ void add_adam_state(State& state, const at::Tensor& parameter) {
 
 /// Step counts of many parameters. The kernels take counts with this step included. If this step is skipped, the step
 /// is subtracted again.
-struct StepCounts {
-  StepCounts(const std::vector<at::Tensor>& now, const at::Tensor& found_inf);
+struct UpdateCounts {
+  UpdateCounts(const std::vector<at::Tensor>& now, const at::Tensor& found_inf);
 
   std::vector<at::Tensor> counted, after;
 };
@@ -41,14 +42,48 @@ struct StepCounts {
 /// Returns a function that calls `update` and then writes the counts into the states of `work`, because a state_dict()
 /// shows the counts.
 template <class Work>
-std::function<void()> and_count(std::function<void()> update, const Work& work, const StepCounts& steps) {
+std::function<void()> and_count(std::function<void()> update, const Work& work, const UpdateCounts& steps) {
   return [update = std::move(update), counts = work.states_named("step"), after = steps.after] {
     update();
     at::_foreach_copy_(counts, after);
   };
 }
 
-/// The update of a group with the options O, Adam's or AdamW's. `counted`: see StepCounts. Call and_count() on the
+/// The update of a group by AdamW, for kernels of snug's own. The parameters have one type and one device.
+struct AdamWUpdate {
+  const torch::optim::AdamWOptions& options;
+  std::vector<at::Tensor> parameters;             // FP32, FP16 or BF16
+  std::vector<at::Tensor> gradients;              // of the same type
+  std::vector<at::Tensor> exp_avgs, exp_avg_sqs;  // FP32
+  std::vector<at::Tensor> masters;                // FP32; empty for FP32 parameters, and for stochastic rounding
+  std::vector<at::Tensor> steps;                  // FP32 scalars, this step counted
+  std::vector<uint64_t> first_elements;           // the number of each parameter's first element, for random numbers
+  at::Tensor grad_scale, found_inf;               // FP32 scalars, or undefined
+};
+
+template <class Work>
+AdamWUpdate adamw_update(const Work& work, const std::vector<at::Tensor>& counted, std::vector<at::Tensor> masters) {
+  return {.options = static_cast<const torch::optim::AdamWOptions&>(*work.options),
+          .parameters = work.parameters,
+          .gradients = work.gradients,
+          .exp_avgs = work.states_named("exp_avg"),
+          .exp_avg_sqs = work.states_named("exp_avg_sq"),
+          .masters = std::move(masters),
+          .steps = counted,
+          .first_elements = work.first_elements,
+          .grad_scale = work.grad_scale,
+          .found_inf = work.found_inf};
+}
+
+/// Whether a device has kernels of snug's own for AdamWUpdate: CUDA, and for tests a device of type PrivateUse1 after
+/// set_update_launcher(), up to set_update_launcher(nullptr).
+bool has_device_update(c10::Device device);
+void set_update_launcher(kernels::detail::UpdateLauncher launcher);
+
+/// Starts the kernels: with the CPU's bits, without memory of the device and without waiting.
+void update_on_device(const AdamWUpdate& update);
+
+/// The update of a group with the options O, Adam's or AdamW's. `counted`: see UpdateCounts. Call and_count() on the
 /// result.
 template <class O, class Work>
 std::function<void()> prepare_fused_adam(const Work& work, const std::vector<at::Tensor>& counted) {
@@ -56,6 +91,12 @@ std::function<void()> prepare_fused_adam(const Work& work, const std::vector<at:
   using Kernel =
       void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double,
                double, double, double, double, bool, bool, const MaybeTensor&, const MaybeTensor&);
+  const at::Tensor& first = work.parameters.front();
+  if constexpr (kDecouplesDecay<O>) {
+    if (first.scalar_type() == at::kFloat && has_device_update(first.device())) {
+      return [update = adamw_update(work, counted, {})] { update_on_device(update); };
+    }
+  }
   return [work, counted, exp_avgs = work.states_named("exp_avg"), exp_avg_sqs = work.states_named("exp_avg_sq")] {
     const Kernel kernel = kDecouplesDecay<O> ? Kernel(&at::_fused_adamw_) : Kernel(&at::_fused_adam_);
     const O& o = static_cast<const O&>(*work.options);

@@ -12,15 +12,15 @@
 #include "src/kernels/random_bits.h"
 #include "src/optim/adam_rules.h"
 
-// On the CPU snug's own kernels need one pass over memory. On other devices torch's FP32 kernel works on masters, or on
-// FP32 copies, and the results are rounded. The copies take little memory, because only some elements are copied at a
-// time.
+// On the CPU and on CUDA snug's own kernels need one pass over memory. On other devices torch's FP32 kernel works on
+// masters, or on FP32 copies, and the results are rounded. The copies take little memory, because only some elements
+// are copied at a time.
 
 namespace snug::detail {
 namespace {
 
 template <class Low>
-void update_part(const LowPrecisionUpdate& u, const kernels::AdamWStep& step, size_t i, int64_t begin, int64_t end) {
+void update_part(const AdamWUpdate& u, const kernels::AdamWStep& step, size_t i, int64_t begin, int64_t end) {
   auto* parameter = static_cast<Low*>(u.parameters[i].mutable_data_ptr()) + begin;
   const auto* gradient = static_cast<const Low*>(u.gradients[i].const_data_ptr()) + begin;
   auto* exp_avg = u.exp_avgs[i].mutable_data_ptr<float>() + begin;
@@ -35,7 +35,7 @@ void update_part(const LowPrecisionUpdate& u, const kernels::AdamWStep& step, si
   }
 }
 
-void update_on_cpu(const LowPrecisionUpdate& u) {
+void update_on_cpu(const AdamWUpdate& u) {
   std::vector<int64_t> counts;
   std::vector<kernels::AdamWStep> steps;
   for (size_t i = 0; i < u.parameters.size(); ++i) {
@@ -178,8 +178,8 @@ std::vector<at::Tensor> wide_copies(const std::vector<LowPiece>& pieces, const s
   return wide;
 }
 
-void update_wide(const LowPrecisionUpdate& u, const std::vector<LowPiece>& pieces,
-                 const std::vector<at::Tensor>& weights, const at::Tensor& workspace) {
+void update_wide(const AdamWUpdate& u, const std::vector<LowPiece>& pieces, const std::vector<at::Tensor>& weights,
+                 const at::Tensor& workspace) {
   std::vector<at::Tensor> steps;
   for (const LowPiece& piece : pieces) {
     steps.push_back(u.steps[piece.i]);
@@ -199,7 +199,7 @@ void round_at_random(const at::Tensor& wide, const at::Tensor& noise, at::Tensor
   parameter.masked_fill_(is_nan, std::numeric_limits<double>::quiet_NaN());  // the addition overflows for NaN
 }
 
-std::function<void()> prepare_elsewhere(LowPrecisionUpdate update) {
+std::function<void()> prepare_elsewhere(AdamWUpdate update) {
   const bool has_masters = !update.masters.empty();
   int64_t elements = 0;
   std::vector<NoiseKeys> keys;
@@ -241,17 +241,25 @@ at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count)
 }
 
 int64_t low_precision_workspace_bytes(int64_t elements, int64_t parameters, bool has_masters, c10::Device device) {
-  constexpr int64_t kNumber = 4, kScalars = 4;  // counts of steps, with and without this step, and two halves of a key
+  constexpr int64_t kNumber = 4;
   if (device.is_cpu() || parameters == 0) {
     return 0;
   }
+  const int64_t scalar = allocated_bytes(kNumber, device);
+  const int64_t counts = 2 * parameters * scalar;  // of steps, with and without this step
+  if (has_device_update(device)) {
+    return counts;
+  }
   const int64_t at_once = std::min(elements, kLowAtOnce);
-  return LowWorkspace::numbers_of(has_masters) * allocated_bytes(kNumber * at_once, device) +
-         (has_masters ? 0 : allocated_bytes(at_once, device)) +
-         parameters * kScalars * allocated_bytes(kNumber, device);
+  return counts + 2 * parameters * scalar +  // two halves of a key
+         LowWorkspace::numbers_of(has_masters) * allocated_bytes(kNumber * at_once, device) +
+         (has_masters ? 0 : allocated_bytes(at_once, device));
 }
 
-std::function<void()> prepare_low_precision_adamw(LowPrecisionUpdate update) {
+std::function<void()> prepare_low_precision_adamw(AdamWUpdate update) {
+  if (has_device_update(update.parameters.front().device())) {
+    return [update = std::move(update)] { update_on_device(update); };
+  }
   if (!update.parameters.front().is_cpu()) {
     return prepare_elsewhere(std::move(update));
   }

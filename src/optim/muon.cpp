@@ -227,7 +227,7 @@ int64_t Muon::workspace_bytes() const {
 std::function<void()> Muon::prepare(const Work& work) const {
   const MuonOptions* o = muon_options(*work.options);
   if (o == nullptr) {
-    const detail::StepCounts steps(work.states_named("step"), work.found_inf);
+    const detail::UpdateCounts steps(work.states_named("step"), work.found_inf);
     return detail::and_count(detail::prepare_fused_adam<TorchAdamW>(work, steps.counted), work, steps);
   }
   // The same arithmetic as in GradScaler's unscaling.

@@ -60,6 +60,7 @@ TEST(LowPrecisionOnAccelerator, AnUpdateTakesNoMoreThanItSays) {
 }
 
 TEST(LowPrecisionOnAccelerator, TheWorkspaceIsBoundedWhateverTheModelsSize) {
+  SNUG_SKIP_UNLESS_SIMULATED();  // CUDA's kernels take none
   for (const AdamWOptions& options : both()) {
     const Tensor large = torch::empty({16 * kAtOnce}, torch::TensorOptions(accelerator()).dtype(torch::kBFloat16));
     AdamW optimizer({large.requires_grad_()}, options);

@@ -1,4 +1,5 @@
 #include <optional>
+#include <string_view>
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,7 +11,7 @@
 
 #include "snug/core.h"
 #include "src/kernels/bias_gelu_cuda.h"
-#include "src/kernels/device_bias_gelu.h"
+#include "src/kernels/device_kernels.h"
 
 namespace snug::kernels::detail {
 namespace {
@@ -28,9 +29,10 @@ BiasGeluShape shape_of(const at::Tensor& x) {
 
 const void* pointer(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
 
-void check(int error) {
-  if (error != 0) {
-    throw Error(fmt::format("bias_gelu: the kernel could not be started: {}", cuda_error_text(error)));
+void check_launch(std::string_view kernel, int error) {
+  if (error != cudaSuccess) {
+    throw Error(fmt::format("{}: the kernel could not be started: {}", kernel,
+                            cudaGetErrorString(static_cast<cudaError_t>(error))));
   }
 }
 
@@ -51,8 +53,8 @@ at::Tensor launch_forward(const at::Tensor& x, const OptionalTensor& bias) {
   const at::Tensor in = gapless(x);
   const at::Tensor b = gapless(bias.value_or(at::Tensor()));
   at::Tensor out = at::empty_like(in);
-  check(launch_bias_gelu(kernel_dtype(x), pointer(in), pointer(b), out.mutable_data_ptr(), shape_of(in),
-                         c10::cuda::getCurrentCUDAStream().stream()));
+  check_launch("bias_gelu", launch_bias_gelu(kernel_dtype(x), pointer(in), pointer(b), out.mutable_data_ptr(),
+                                             shape_of(in), c10::cuda::getCurrentCUDAStream().stream()));
   return out;
 }
 
@@ -62,8 +64,9 @@ at::Tensor launch_backward(const at::Tensor& grad, const at::Tensor& x, const Op
   const at::Tensor in = gapless(x);
   const at::Tensor b = gapless(bias.value_or(at::Tensor()));
   at::Tensor dx = at::empty_like(in);
-  check(launch_bias_gelu_backward(kernel_dtype(x), pointer(dy), pointer(in), pointer(b), dx.mutable_data_ptr(),
-                                  shape_of(in), c10::cuda::getCurrentCUDAStream().stream()));
+  check_launch("bias_gelu",
+               launch_bias_gelu_backward(kernel_dtype(x), pointer(dy), pointer(in), pointer(b), dx.mutable_data_ptr(),
+                                         shape_of(in), c10::cuda::getCurrentCUDAStream().stream()));
   return dx;
 }
 
@@ -101,6 +104,15 @@ at::Tensor device_bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
 at::Tensor device_bias_gelu_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& bias) {
   static const auto op = find_operator<decltype(launch_backward)>("snug::bias_gelu_backward");
   return op.call(grad, x, if_defined(bias));
+}
+
+UpdateLauncher cuda_update_launcher(c10::Device device) {
+  if (!device.is_cuda() || !is_recent(device)) {
+    return nullptr;
+  }
+  return [](const UpdateTable& table, c10::Stream stream) {
+    check_launch("AdamW", launch_update(table, c10::cuda::CUDAStream(stream).stream()));
+  };
 }
 
 }  // namespace snug::kernels::detail

@@ -1,5 +1,5 @@
 #include "snug/core.h"
-#include "src/kernels/device_bias_gelu.h"
+#include "src/kernels/device_kernels.h"
 
 namespace snug::kernels::detail {
 
@@ -12,5 +12,7 @@ at::Tensor device_bias_gelu(const at::Tensor&, const at::Tensor&) {
 at::Tensor device_bias_gelu_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   throw Error("bias_gelu: snug was built without CUDA");
 }
+
+UpdateLauncher cuda_update_launcher(c10::Device) { return nullptr; }
 
 }  // namespace snug::kernels::detail
