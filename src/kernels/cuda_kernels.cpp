@@ -107,7 +107,7 @@ at::Tensor device_bias_gelu_backward(const at::Tensor& grad, const at::Tensor& x
 }
 
 UpdateLauncher cuda_update_launcher(c10::Device device) {
-  if (!device.is_cuda() || !is_recent(device)) {
+  if (!SNUG_CUDA_ADAMW || !device.is_cuda() || !is_recent(device)) {
     return nullptr;
   }
   return [](const UpdateTable& table, c10::Stream stream) {
