@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -58,6 +59,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
 
  private:
   enum class Place { Between, Operator, Replay };
+  class Recording;
 
   void on_storage(int storage, int64_t bytes, bool is_external) override;
   void before_operator() override;
@@ -74,11 +76,10 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_pack(int storage) override { packed_.push_back({storage, profile_.operators.size()}); }
   void on_unused(int storage) override;
   void on_asked_inside(int storage) override { asked_inside_.insert(storage); }
-  void before_replay() override {
-    place_ = Place::Replay;
-    gap_began_.reset();
-  }
-  void after_replay() override { place_ = Place::Between; }
+  void tape_works() override;
+  void tape_rests() override;
+  void before_replay() override;
+  void after_replay() override;
 
   void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override;
   void on_free(c10::Device device, const void* data, int64_t bytes) noexcept override;
@@ -86,6 +87,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_saved_for_backward(const void*) noexcept override {}
 
   static constexpr size_t kForward = std::numeric_limits<size_t>::max();
+  bool is_on_own_thread() const { return std::this_thread::get_id() == thread_; }
   size_t step() const { return is_backward_ ? profile_.backward.size() : kForward; }
   void add(plan::EventKind kind, int index, int64_t bytes = 0) { profile_.events.push_back({kind, index, bytes}); }
   void change_rise(int64_t bytes);
@@ -98,6 +100,9 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   c10::Device device_;
   plan::Profile profile_;
   OperatorClock clock_;
+  const std::thread::id thread_ = std::this_thread::get_id();
+  int tapes_at_work_ = 0;  // the work of the tape may be nested
+  OperatorClock::Worker worker_before_replay_ = OperatorClock::Worker::Program;
   std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of the profile's operators and backward steps
   std::vector<OperatorClock::Span> gaps_;  // between operators of the forward pass, without replays
   std::atomic<Place> place_{Place::Between};
