@@ -55,25 +55,20 @@ TapeRecorder::TapeRecorder(c10::Device device) : device_(device), clock_(device)
 
 TapeRecorder::~TapeRecorder() = default;
 
-// Work of the recorder. Only the recorded thread's time counts.
+// Work of the recorder, on whichever thread. The forward pass and the backward pass may have threads of their own, but
+// one waits for the other.
 class TapeRecorder::Recording {
  public:
   explicit Recording(TapeRecorder& recorder)
-      : lock_(recorder.mutex_), clock_(recorder.is_on_own_thread() ? &recorder.clock_ : nullptr) {
-    before_ = clock_ != nullptr ? clock_->switch_to(OperatorClock::Worker::Recorder) : before_;
-  }
-  ~Recording() {
-    if (clock_ != nullptr) {
-      clock_->switch_to(before_);
-    }
-  }
+      : lock_(recorder.mutex_), clock_(recorder.clock_), before_(clock_.switch_to(OperatorClock::Worker::Recorder)) {}
+  ~Recording() { clock_.switch_to(before_); }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
  private:
   const std::lock_guard<std::mutex> lock_;
-  OperatorClock* const clock_;
-  OperatorClock::Worker before_ = OperatorClock::Worker::Program;
+  OperatorClock& clock_;
+  const OperatorClock::Worker before_;
 };
 
 // --- events of the tape
@@ -144,29 +139,34 @@ void TapeRecorder::on_unpack(int storage) {
   step_name_ = node ? node->name() : "backward";
 }
 
-void TapeRecorder::after_unpack() { step_began_ = clock_.begin(); }
+void TapeRecorder::after_unpack() {
+  const Recording recording(*this);
+  step_began_ = clock_.begin();
+}
 
 void TapeRecorder::tape_works() {
   const std::lock_guard lock(mutex_);
-  if (is_on_own_thread() && tapes_at_work_++ == 0) {
+  if (tapes_at_work_++ == 0) {
     clock_.switch_to(OperatorClock::Worker::Tape);
   }
 }
 
 void TapeRecorder::tape_rests() {
   const std::lock_guard lock(mutex_);
-  if (is_on_own_thread() && --tapes_at_work_ == 0) {
+  if (--tapes_at_work_ == 0) {
     clock_.switch_to(OperatorClock::Worker::Program);
   }
 }
 
 void TapeRecorder::before_replay() {
+  const std::lock_guard lock(mutex_);
   place_ = Place::Replay;
   gap_began_.reset();
   worker_before_replay_ = clock_.switch_to(OperatorClock::Worker::Recorder);  // the simulator counts replays
 }
 
 void TapeRecorder::after_replay() {
+  const std::lock_guard lock(mutex_);
   place_ = Place::Between;
   clock_.switch_to(worker_before_replay_);
 }

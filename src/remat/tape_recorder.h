@@ -8,7 +8,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -87,7 +86,6 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_saved_for_backward(const void*) noexcept override {}
 
   static constexpr size_t kForward = std::numeric_limits<size_t>::max();
-  bool is_on_own_thread() const { return std::this_thread::get_id() == thread_; }
   size_t step() const { return is_backward_ ? profile_.backward.size() : kForward; }
   void add(plan::EventKind kind, int index, int64_t bytes = 0) { profile_.events.push_back({kind, index, bytes}); }
   void change_rise(int64_t bytes);
@@ -100,7 +98,6 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   c10::Device device_;
   plan::Profile profile_;
   OperatorClock clock_;
-  const std::thread::id thread_ = std::this_thread::get_id();
   int tapes_at_work_ = 0;  // the work of the tape may be nested
   OperatorClock::Worker worker_before_replay_ = OperatorClock::Worker::Program;
   std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of the profile's operators and backward steps
