@@ -55,6 +55,9 @@ OperatorClock::Mark OperatorClock::mark() {
   } else {
     c10::Event& event = events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // keeps the time
     event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    if (events_.size() > kMostAhead) {
+      events_[events_.size() - 1 - kMostAhead].synchronize();
+    }
   }
   switch_to(worker);
   return host_.size() - 1;
@@ -62,8 +65,11 @@ OperatorClock::Mark OperatorClock::mark() {
 
 OperatorClock::Mark OperatorClock::begin() {
   const DeviceSleep sleep = device_sleep.load();
-  if (sleep != nullptr && !device_.is_cpu() && (events_.empty() || events_.back().query())) {
-    sleep(device_);
+  if (sleep != nullptr && !device_.is_cpu()) {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    if (guard.queryStream(guard.getStream(device_))) {
+      sleep(device_);
+    }
   }
   return mark();
 }

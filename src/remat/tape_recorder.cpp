@@ -33,8 +33,8 @@
 namespace snug::detail {
 namespace {
 
-// In some spans more happens than in a step: the host waits for a device that was kept busy, or the plan of the
-// recording writes a storage to a file. So a span counts at most a few times the median.
+// In some spans more happens than in a step: the plan of the recording writes a storage to a file, or another process
+// has the processor. So a span counts at most a few times the median.
 double time_of_host(std::vector<double> spans) {
   constexpr double kMostOfMedian = 4;
   if (spans.empty()) {
@@ -367,9 +367,11 @@ void TapeRecorder::fill_in_times() {
   for (auto& step : profile_.backward) {
     step.seconds = *seconds++;
   }
-  spans.resize(device_.is_cpu() ? 0 : spans.size());  // the host calls operators while another device works
-  spans.insert(spans.end(), gaps_.begin(), gaps_.end());
-  profile_.host_seconds = time_of_host(clock_.of_host(spans));
+  profile_.host_seconds = time_of_host(clock_.of_host(gaps_));
+  if (!device_.is_cpu()) {  // the host calls operators while the device works
+    profile_.host_seconds +=
+        time_of_host(clock_.of_host(operator_spans_)) + time_of_host(clock_.of_host(backward_spans_));
+  }
   profile_.tape_seconds = clock_.of_tape();
 }
 

@@ -262,11 +262,12 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, const Way& way) 
         (!is_memory && ((is_misuse && measured_for_ == 0) || !may_fail))) {
       throw;
     }
-    if (!way.only_so) {
-      untried_ += fmt::format(
-          "{:>12} {}{}\n", items, way.slices > 1 ? fmt::format("in {} slices ", way.slices) : "",
-          is_memory ? "does not run within the budget"
-                    : fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
+    const std::string line = fmt::format(
+        "{:>12} {}{}\n", items, way.slices > 1 ? fmt::format("in {} slices ", way.slices) : "",
+        is_memory ? "does not run within the budget"
+                  : fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
+    if (!way.only_so && untried_.find(line) == std::string::npos) {
+      untried_ += line;
     }
   }
   can_slice_ = can_slice_ || scope.was_asked();

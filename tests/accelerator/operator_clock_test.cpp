@@ -57,5 +57,22 @@ TEST(OperatorClock, GivesAProfileTheTimesOfASlowHost) {
   }
 }
 
+TEST(OperatorClock, TellsTheKernelsTimeFromTheHostsWhereTheHostSetsThePace) {
+  if (!sim_device::is_present()) {
+    GTEST_SKIP() << "the pace of the simulated accelerator's host is known";
+  }
+  constexpr double kPace = 8 * sim_device::kOperatorSeconds;
+  const Tensor x = leaf({16});
+  const auto forward = [&] { return x.sin().sin().sin().sin().sum(); };
+  const sim_device::HostPace pace(kPace);
+  const plan::Profile profile = detail::profile_step(forward);
+  for (const plan::Operator& op : profile.operators) {
+    EXPECT_EQ(op.seconds, sim_device::kOperatorSeconds) << op.name;
+  }
+  const double began = sim_device::virtual_seconds();
+  forward().backward();
+  EXPECT_EQ(profile.plain_seconds(), sim_device::virtual_seconds() - began);
+}
+
 }  // namespace
 }  // namespace snug::operator_clock_test
