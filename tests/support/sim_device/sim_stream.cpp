@@ -108,7 +108,7 @@ c10::Stream exchange_stream(c10::Stream stream) {
 void enqueue(c10::Stream stream, double seconds, std::function<void()> task) {
   const std::lock_guard lock(device_mutex());
   Queue& queue = queue_of(stream);
-  waited_until += pace;
+  waited_until += seconds > 0 ? pace : 0;  // the allocator's tasks are nobody's kernels
   queue.seconds = std::max(queue.seconds, waited_until) + seconds;
   append(stream, std::move(task));
 }
