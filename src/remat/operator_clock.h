@@ -4,9 +4,10 @@
 // time; if the thread waits while other threads of the process compute, as in a parallel loop, the longer of the
 // thread's own time and the others', and at most the time of the wall. If the thread waits for anything else, as for a
 // file, the time of the wall counts. Other devices only queue the work, so the time is measured between two events in
-// the queue. A device that waits for the host reaches an event when the host sets the event, so the device is kept busy:
-// a device without work sleeps before the next span, and the work of the span is behind the sleep. A queue has room for
-// about a thousand kernels, and a call waits for room, so the host does not get further ahead than kMostAhead marks.
+// the queue. A device that waits for the host reaches an event when the host sets the event, so the device is kept
+// busy: a device without work sleeps before the next span, and the work of the span is behind the sleep. A queue has
+// room for about a thousand kernels, and a call waits for room, so the host does not get further ahead than kMostAhead
+// marks.
 //
 // The host's time is the program's alone: the work of the tape and of the recording has accounts of its own.
 

@@ -160,7 +160,9 @@ double host_seconds() {
 
 double virtual_seconds(c10::Device of) { return end_of(current_stream(of.index())).seconds; }
 
-void sleep(c10::Device of) { enqueue(current_stream(of.index()), kSleepSeconds, [] {}); }
+void sleep(c10::Device of) {
+  enqueue(current_stream(of.index()), kSleepSeconds, [] {});
+}
 
 HostPace::HostPace(double seconds) {
   const std::lock_guard lock(device_mutex());
