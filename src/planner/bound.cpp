@@ -105,7 +105,8 @@ double lower_bound_seconds(const Simulator& simulator, int64_t budget) {
   go_through_events(
       ranked, plain.high.size(), [&](size_t i) { absent.put_in(i); }, [&](size_t i) { absent.take_out(i); },
       [&](size_t e) { most = std::max(most, absent.seconds_for(plain.high[e] - budget)); });
-  return plain.seconds + most;
+  const Profile& profile = simulator.profile();
+  return profile.step_seconds(profile.operator_seconds() + most, /*has_tape=*/budget < plain.peak_bytes);
 }
 
 int64_t lower_bound_bytes(const Simulator& simulator) {

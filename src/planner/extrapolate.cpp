@@ -12,7 +12,7 @@
 // from both. So a time is at least that of an operator whose time does not depend on the items, and at most that of an
 // operator whose time is proportional to the items; for fewer items the other way round.
 //
-// The host calls the same operators, however many the items. So the host's time stays the same.
+// The host calls the same operators, however many the items. So the times of host and tape stay the same.
 //
 // Profiles that differ in operators, kinds of storages or the order of events have no line between them. Then no
 // profile is made, and the refusal names no number.
@@ -68,6 +68,7 @@ void take_least_times(Profile& profile, const Profile& other) {
   take(profile.operators, other.operators);
   take(profile.backward, other.backward);
   profile.host_seconds = std::min(profile.host_seconds, other.host_seconds);
+  profile.tape_seconds = std::min(profile.tape_seconds, other.tape_seconds);
 }
 
 std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items) {
@@ -94,6 +95,7 @@ std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledIt
     result.operators[i].seconds = seconds(small.profile.operators[i].seconds, result.operators[i].seconds);
   }
   result.host_seconds = std::min(small.profile.host_seconds, result.host_seconds);
+  result.tape_seconds = std::min(small.profile.tape_seconds, result.tape_seconds);
   for (size_t i = 0; i < result.backward.size(); ++i) {
     result.backward[i].seconds = seconds(small.profile.backward[i].seconds, result.backward[i].seconds);
   }

@@ -25,9 +25,9 @@ std::optional<std::vector<int>> same_places(const Profile& from, const Profile& 
 void take_least_times(Profile& profile, const Profile& other);
 
 /// Every number of bytes lies on the line through the two profiles. The line is exact for tensors with at most one
-/// dimension of items. Seconds lie on the line, too, but between constant and proportional ones; the host's seconds are
-/// the lesser of both. Empty: `small` does not have fewer items than `large`, the profiles have different operators, or
-/// memory changes at different moments.
+/// dimension of items. Seconds lie on the line, too, but between constant and proportional ones; the seconds of host
+/// and tape are the lesser of both. Empty: `small` does not have fewer items than `large`, the profiles have different
+/// operators, or memory changes at different moments.
 std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items);
 
 }  // namespace snug::plan

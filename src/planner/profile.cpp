@@ -1,5 +1,6 @@
 #include "src/planner/profile.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -75,6 +76,8 @@ class Checker {
   void run() {
     require(std::isfinite(profile_.host_seconds) && profile_.host_seconds >= 0, "the host took {} s",
             profile_.host_seconds);
+    require(std::isfinite(profile_.tape_seconds) && profile_.tape_seconds >= 0, "the tape took {} s",
+            profile_.tape_seconds);
     const OffloadLink& link = profile_.link;
     for (const double number : {link.out_bytes_per_second, link.back_bytes_per_second, link.seconds}) {
       require(std::isfinite(number) && number >= 0, "the link for offloading has a speed or time of {}", number);
@@ -206,7 +209,7 @@ std::vector<bool> Profile::saved_storages() const {
   return saved;
 }
 
-double Profile::plain_seconds() const {
+double Profile::operator_seconds() const {
   double seconds = 0;
   for (const Event& event : events) {
     if (event.kind == EventKind::Forward) {
@@ -215,7 +218,16 @@ double Profile::plain_seconds() const {
       seconds += backward[static_cast<size_t>(event.index)].seconds;
     }
   }
-  return seconds + host_seconds;
+  return seconds;
+}
+
+double Profile::step_seconds(double seconds, bool has_tape, int64_t replayed) const {
+  const double host = host_seconds + (has_tape ? tape_seconds : 0);
+  if (device == "cpu") {
+    return seconds + host;
+  }
+  const auto calls = static_cast<double>(operators.size() + backward.size());
+  return std::max(seconds, host + (replayed > 0 ? static_cast<double>(replayed) * host_seconds / calls : 0));
 }
 
 std::string Profile::to_json() const {
@@ -251,6 +263,9 @@ std::string Profile::to_json() const {
   if (host_seconds > 0) {
     json["host_seconds"] = host_seconds;
   }
+  if (tape_seconds > 0) {
+    json["tape_seconds"] = tape_seconds;
+  }
   if (link.is_open()) {
     json["link"] = {{"kind", kLinkNames[static_cast<size_t>(link.kind)]},
                     {"directory", link.directory},
@@ -266,6 +281,7 @@ Profile Profile::from_json(std::string_view text) {
     Profile profile;
     profile.device = json.value("device", profile.device);
     profile.host_seconds = json.value("host_seconds", 0.0);
+    profile.tape_seconds = json.value("tape_seconds", 0.0);
     for (const Json& s : json.at("storages")) {
       profile.storages.push_back({s.at("name").get<std::string>(), detail::whole_number<int64_t>(s.at("bytes")),
                                   read_enum<StorageKind>(kKindNames, s.at("kind"))});

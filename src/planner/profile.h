@@ -99,9 +99,12 @@ struct Profile {
   std::vector<Operator> operators = {};  ///< in program order
   std::vector<BackwardStep> backward = {};
   std::vector<Event> events = {};
-  /// The time between the operators of the forward pass, where the host sets the pace: of the program, of LibTorch, and
-  /// of the recording, which is somewhat more than that of the tape under a plan.
+  /// The host's time, of the program and of LibTorch. On a CPU: between the operators of the forward pass. On other
+  /// devices: for all calls, while the device works.
   double host_seconds = 0;
+  /// The host's time that any plan takes beside its replays and transfers: of the tape. Keeping everything needs no
+  /// tape.
+  double tape_seconds = 0;
   OffloadLink link = {};  ///< for what a plan offloads
 
   /// Throws ConfigError that names the first event or operator that cannot have happened:
@@ -121,8 +124,13 @@ struct Profile {
   /// For each storage: whether the backward pass asks for the storage.
   std::vector<bool> saved_storages() const;
 
-  /// Seconds of all operators, forward and backward, each run once, and of the host.
-  double plain_seconds() const;
+  /// Seconds of all operators, forward and backward, each run once.
+  double operator_seconds() const;
+  /// Seconds of a step whose operators and transfers take `seconds`, `replayed` of the operators for the second time. A
+  /// CPU is the host. Another device works beside the host, and the slower of both sets the pace.
+  double step_seconds(double seconds, bool has_tape, int64_t replayed = 0) const;
+  /// Seconds of the step without a plan.
+  double plain_seconds() const { return step_seconds(operator_seconds(), /*has_tape=*/false); }
 
   /// The profile as JSON, for a cache on disk. Seconds are read back bit for bit.
   std::string to_json() const;

@@ -252,7 +252,8 @@ class Simulator::Run {
         }
       }
     }
-    result_.seconds = seconds + profile_.host_seconds;
+    const bool has_tape = result_.replayed > 0 || !result_.offloaded.empty();  // otherwise plain training does the same
+    result_.seconds = profile_.step_seconds(seconds, has_tape, result_.replayed);
   }
 
   void step(const Event& event, double& seconds) {

@@ -42,7 +42,7 @@ Profile with_even_times(Profile profile) {
     profile.link.out_bytes_per_second = profile.link.back_bytes_per_second = 1;
     profile.link.seconds = 1;
   }
-  profile.host_seconds = 0;
+  profile.host_seconds = profile.tape_seconds = 0;
   return profile;
 }
 

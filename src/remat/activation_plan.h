@@ -34,6 +34,8 @@ class PlanContent {
   /// directory for offloading does not exist.
   std::shared_ptr<const TapeSchedule> schedule() const;
   SaveOnHost::Report offloaded() const;
+  /// Predicted. A pass under the plan has a tape, even if the solution keeps everything.
+  double seconds() const;
 
  private:
   const plan::Simulator simulator_;

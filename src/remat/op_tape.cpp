@@ -35,6 +35,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
     call.proceed(stack);
     return;
   }
+  std::optional<TapeWorks> works(std::in_place, state_->listener);
   storages_->finish_transfers_before(replays_.next());
   RunningOperator running = writer_.begin(call, traits, stack);
   TapeOperator& record = running.record;
@@ -48,6 +49,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   if (state_->region && !call.op.schema().name().starts_with("aten::")) {
     generators = RngState::capture();
   }
+  works.reset();
   lock.unlock();
   try {
     call.proceed(stack);
@@ -57,6 +59,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
     throw;
   }
   lock.lock();
+  works.emplace(state_->listener);
   if (call.random.is_noted) {
     record.drew_from = call.random.before;
     record.is_safe = true;

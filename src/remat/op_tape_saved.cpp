@@ -57,6 +57,7 @@ at::Tensor as_saved(const at::Tensor& tensor) { return tensor.tensor_data(); }
 
 std::any OpTape::pack(const at::Tensor& tensor) {
   const std::lock_guard lock(state_->mutex);
+  const TapeWorks works(state_->listener);
   if (state_->is_closed && current_pass() < 0 && deviation().empty()) {
     state_->cursor.deviate(
         "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass");
@@ -187,6 +188,7 @@ at::Tensor OpTape::unpack(std::any& packed) {
   Slot& slot = **found;
   const int pass = current_pass();
   const std::lock_guard lock(state_->mutex);
+  const TapeWorks works(state_->listener);
   if (state_->region && !state_->is_closed) {
     return values_of(slot);  // for a backward pass inside the region
   }
@@ -258,6 +260,7 @@ bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
 
 void OpTape::slot_is_gone(Slot& slot) {
   const std::lock_guard lock(state_->mutex);
+  const TapeWorks works(state_->listener);
   TapeStorage& storage = storages_->at(slot.storage);
   std::erase(packed_, &slot);
   --storage.slots;

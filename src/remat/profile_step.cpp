@@ -134,6 +134,7 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
   ProfiledStep found = with_kept_results(std::move(profile), let_go, kept, step.trial.counts_kept);
   if (step.options.plan != nullptr) {  // hashes of a verification lie between the operators
     found.profile.host_seconds = detail::profile_of(*step.options.plan).host_seconds;
+    found.profile.tape_seconds = detail::profile_of(*step.options.plan).tape_seconds;
   }
   found.is_steady = let_go == kept || !step.trial.counts_kept;
   found.follows_plan =

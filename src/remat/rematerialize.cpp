@@ -99,6 +99,13 @@ std::shared_ptr<const TapeSchedule> PlanContent::schedule() const {
   return schedule_;
 }
 
+double PlanContent::seconds() const {
+  const plan::Profile& profile = simulator_.profile();
+  return solution_.seconds > solution_.plain_seconds
+             ? solution_.seconds
+             : profile.step_seconds(profile.operator_seconds(), /*has_tape=*/true);
+}
+
 SaveOnHost::Report PlanContent::offloaded() const {
   const std::lock_guard lock(mutex_);
   return schedule_ && schedule_->store ? schedule_->store->report() : SaveOnHost::Report{};
@@ -134,7 +141,7 @@ ActivationPlan unverified_plan(const plan::Profile& profile, Bytes budget, plan:
 
 ActivationPlan::ActivationPlan(std::shared_ptr<const detail::PlanContent> content)
     : predicted_peak_bytes(content->solution().peak_bytes),
-      predicted_seconds(content->solution().seconds),
+      predicted_seconds(content->seconds()),
       plain_peak_bytes(content->solution().plain_peak_bytes),
       plain_seconds(content->solution().plain_seconds),
       content_(std::move(content)) {}

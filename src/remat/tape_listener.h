@@ -38,8 +38,23 @@ class TapeListener {
   /// A backward pass inside the forward pass, or inside another backward pass, asks for the storage for the first time.
   /// The storage counts as dropped when the last tensor on the storage is released, and as never unpacked.
   virtual void on_asked_inside(int /*storage*/) {}
+  /// From here to tape_rests() the tape itself works, not the program. No operator runs meanwhile, except in a replay.
+  virtual void tape_works() {}
+  virtual void tape_rests() {}
   virtual void before_replay() {}
   virtual void after_replay() {}
+};
+
+/// The tape works until the end of the scope.
+class [[nodiscard]] TapeWorks {
+ public:
+  explicit TapeWorks(TapeListener* const& listener) : listener_(listener) { listener_->tape_works(); }
+  ~TapeWorks() { listener_->tape_rests(); }
+  TapeWorks(const TapeWorks&) = delete;
+  TapeWorks& operator=(const TapeWorks&) = delete;
+
+ private:
+  TapeListener* const& listener_;  // of the tape, which may get another one meanwhile
 };
 
 }  // namespace snug::detail

@@ -33,18 +33,18 @@
 namespace snug::detail {
 namespace {
 
-// In some gaps more happens than between two operators of a step: the plan of the recording writes a storage to a file,
-// for example. So a gap counts at most a few times the median.
-double time_of_host(std::vector<double> gaps) {
+// In some spans more happens than in a step: the plan of the recording writes a storage to a file, or another process
+// has the processor. So a span counts at most a few times the median.
+double time_of_host(std::vector<double> spans) {
   constexpr double kMostOfMedian = 4;
-  if (gaps.empty()) {
+  if (spans.empty()) {
     return 0;
   }
-  const auto middle = gaps.begin() + std::ssize(gaps) / 2;
-  std::ranges::nth_element(gaps, middle);
+  const auto middle = spans.begin() + std::ssize(spans) / 2;
+  std::ranges::nth_element(spans, middle);
   const double most = kMostOfMedian * *middle;
-  return std::accumulate(gaps.begin(), gaps.end(), 0.0,
-                         [&](double sum, double gap) { return sum + std::min(gap, most); });
+  return std::accumulate(spans.begin(), spans.end(), 0.0,
+                         [&](double sum, double span) { return sum + std::min(span, most); });
 }
 
 }  // namespace
@@ -55,23 +55,39 @@ TapeRecorder::TapeRecorder(c10::Device device) : device_(device), clock_(device)
 
 TapeRecorder::~TapeRecorder() = default;
 
+// Work of the recorder, on whichever thread. The forward pass and the backward pass may have threads of their own, but
+// one waits for the other.
+class TapeRecorder::Recording {
+ public:
+  explicit Recording(TapeRecorder& recorder)
+      : lock_(recorder.mutex_), clock_(recorder.clock_), before_(clock_.switch_to(OperatorClock::Worker::Recorder)) {}
+  ~Recording() { clock_.switch_to(before_); }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+ private:
+  const std::lock_guard<std::mutex> lock_;
+  OperatorClock& clock_;
+  const OperatorClock::Worker before_;
+};
+
 // --- events of the tape
 
 void TapeRecorder::on_storage(int, int64_t bytes, bool is_external) {
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   profile_.storages.push_back(
       {.bytes = bytes, .kind = is_external ? plan::StorageKind::External : plan::StorageKind::Activation});
 }
 
 void TapeRecorder::before_operator() {
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   end_gap();
   place_ = Place::Operator;
-  operator_began_ = clock_.mark();
+  operator_began_ = clock_.begin();
 }
 
 void TapeRecorder::after_operator(plan::Operator&& op, const std::vector<std::pair<int, const void*>>& made) {
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   const bool is_operator = op.name != plan::kOtherWrite;
   operator_spans_.push_back({operator_began_, clock_.mark()});
   if (is_operator && gap_began_) {
@@ -103,19 +119,19 @@ void TapeRecorder::after_operator(plan::Operator&& op, const std::vector<std::pa
 }
 
 void TapeRecorder::after_view() {
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   end_gap();
   place_ = Place::Between;
 }
 
 void TapeRecorder::on_drop(int storage) {
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   end_gap();
   add(plan::EventKind::Drop, storage);
 }
 
 void TapeRecorder::on_unpack(int storage) {
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   end_backward_step();
   end_gap();
   add(plan::EventKind::Unpack, storage);
@@ -123,10 +139,40 @@ void TapeRecorder::on_unpack(int storage) {
   step_name_ = node ? node->name() : "backward";
 }
 
-void TapeRecorder::after_unpack() { step_began_ = clock_.mark(); }
+void TapeRecorder::after_unpack() {
+  const Recording recording(*this);
+  step_began_ = clock_.begin();
+}
+
+void TapeRecorder::tape_works() {
+  const std::lock_guard lock(mutex_);
+  if (tapes_at_work_++ == 0) {
+    clock_.switch_to(OperatorClock::Worker::Tape);
+  }
+}
+
+void TapeRecorder::tape_rests() {
+  const std::lock_guard lock(mutex_);
+  if (--tapes_at_work_ == 0) {
+    clock_.switch_to(OperatorClock::Worker::Program);
+  }
+}
+
+void TapeRecorder::before_replay() {
+  const std::lock_guard lock(mutex_);
+  place_ = Place::Replay;
+  gap_began_.reset();
+  worker_before_replay_ = clock_.switch_to(OperatorClock::Worker::Recorder);  // the simulator counts replays
+}
+
+void TapeRecorder::after_replay() {
+  const std::lock_guard lock(mutex_);
+  place_ = Place::Between;
+  clock_.switch_to(worker_before_replay_);
+}
 
 void TapeRecorder::on_done(int storage) {
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   end_gap();
   add(plan::EventKind::Done, storage);
   unused_since_[storage] = profile_.events.size();
@@ -134,7 +180,7 @@ void TapeRecorder::on_done(int storage) {
 
 // From here on, the memory belongs to the backward pass, as a copy would.
 void TapeRecorder::on_given_away(int storage, const void* data) {
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   if (of_tape_.erase(data) > 0) {
     const int64_t bytes = profile_.storages[static_cast<size_t>(storage)].bytes;
     own_.emplace(data, Own{bytes, step()});
@@ -143,7 +189,7 @@ void TapeRecorder::on_given_away(int storage, const void* data) {
 }
 
 void TapeRecorder::on_unused(int storage) {
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   end_gap();
   unused_since_[storage] = profile_.events.size();
 }
@@ -196,7 +242,7 @@ void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t byt
   if (device != device_) {
     return;
   }
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   if (Aside::is_now()) {
     aside_.insert(data);
     return;
@@ -215,7 +261,7 @@ void TapeRecorder::on_free(c10::Device device, const void* data, int64_t bytes) 
   if (device != device_) {
     return;
   }
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   if (of_tape_.erase(data) > 0) {
     change_rise(-bytes);
   } else if (own_.erase(data) > 0) {
@@ -280,10 +326,10 @@ void TapeRecorder::end_gap() {
 // --- backward
 
 void TapeRecorder::begin_backward() {
-  const std::lock_guard lock(mutex_);
+  const Recording recording(*this);
   is_backward_ = true;
   step_name_ = "backward";
-  step_began_ = clock_.mark();
+  step_began_ = clock_.begin();
 }
 
 void TapeRecorder::end_backward_step() {
@@ -322,6 +368,11 @@ void TapeRecorder::fill_in_times() {
     step.seconds = *seconds++;
   }
   profile_.host_seconds = time_of_host(clock_.of_host(gaps_));
+  if (!device_.is_cpu()) {  // the host calls operators while the device works
+    profile_.host_seconds +=
+        time_of_host(clock_.of_host(operator_spans_)) + time_of_host(clock_.of_host(backward_spans_));
+  }
+  profile_.tape_seconds = clock_.of_tape();
 }
 
 }  // namespace snug::detail

@@ -58,6 +58,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
 
  private:
   enum class Place { Between, Operator, Replay };
+  class Recording;
 
   void on_storage(int storage, int64_t bytes, bool is_external) override;
   void before_operator() override;
@@ -74,11 +75,10 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_pack(int storage) override { packed_.push_back({storage, profile_.operators.size()}); }
   void on_unused(int storage) override;
   void on_asked_inside(int storage) override { asked_inside_.insert(storage); }
-  void before_replay() override {
-    place_ = Place::Replay;
-    gap_began_.reset();
-  }
-  void after_replay() override { place_ = Place::Between; }
+  void tape_works() override;
+  void tape_rests() override;
+  void before_replay() override;
+  void after_replay() override;
 
   void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override;
   void on_free(c10::Device device, const void* data, int64_t bytes) noexcept override;
@@ -98,6 +98,8 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   c10::Device device_;
   plan::Profile profile_;
   OperatorClock clock_;
+  int tapes_at_work_ = 0;  // the work of the tape may be nested
+  OperatorClock::Worker worker_before_replay_ = OperatorClock::Worker::Program;
   std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of the profile's operators and backward steps
   std::vector<OperatorClock::Span> gaps_;  // between operators of the forward pass, without replays
   std::atomic<Place> place_{Place::Between};

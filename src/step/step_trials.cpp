@@ -262,11 +262,12 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, const Way& way) 
         (!is_memory && ((is_misuse && measured_for_ == 0) || !may_fail))) {
       throw;
     }
-    if (!way.only_so) {
-      untried_ += fmt::format(
-          "{:>12} {}{}\n", items, way.slices > 1 ? fmt::format("in {} slices ", way.slices) : "",
-          is_memory ? "does not run within the budget"
-                    : fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
+    const std::string line = fmt::format(
+        "{:>12} {}{}\n", items, way.slices > 1 ? fmt::format("in {} slices ", way.slices) : "",
+        is_memory ? "does not run within the budget"
+                  : fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
+    if (!way.only_so && untried_.find(line) == std::string::npos) {
+      untried_ += line;
     }
   }
   can_slice_ = can_slice_ || scope.was_asked();
@@ -359,11 +360,15 @@ bool StepTrials::is_hopeless(int64_t items) const {
   return bytes_beside(items, with_state(farthest_state())) + bound > limits_->budget + limits_->budget / 16;
 }
 
-// Whether smaller micro-batches would not be chosen, because they take nearly as much time without a plan.
+// Whether smaller micro-batches would not be chosen, because they take nearly as much time without a plan. The tape is
+// not counted: where its time matters, calling the operators of more micro-batches takes longer.
 bool StepTrials::is_enough(int64_t items) const {
   const Found found = search(items);
-  return found.search.choice && found.placement.state == nearest_state() &&
-         found.search.choice->plan.seconds <= plan::kApart * found.search.choice->plan.plain_seconds;
+  if (!found.search.choice || found.placement.state != nearest_state()) {
+    return false;
+  }
+  const plan::Solution& plan = found.search.choice->plan;
+  return plan.seconds - tried_.at(items).profile.tape_seconds <= plan::kApart * plan.plain_seconds;
 }
 
 // Runs the best micro-batch, until the best is not only predicted. False: nothing fits.

@@ -35,6 +35,7 @@ Profile step_of(int64_t items, int operators = 4) {
   builder.op("loss", seconds, 4, {x}, {x});
   Profile profile = builder.finish();
   profile.host_seconds = 0.125;
+  profile.tape_seconds = 0.0625;
   return profile;
 }
 

@@ -518,10 +518,34 @@ TEST(Simulator, IsCutShortWhereMoreRunsAgainThanIsAllowed) {
   EXPECT_EQ(less.replayed, 51);
 }
 
+TEST(Simulator, CountsTheTapeOfAPlanThatDoesNotKeepEverything) {
+  Profile profile = chain_that_saves(4);
+  profile.host_seconds = 0.125;
+  const Stays never(profile.storages.size(), Stay::never());
+  const double plain = profile.plain_seconds(), planned = Simulator(profile).run(never).seconds;
+  profile.tape_seconds = 0.25;
+  const Simulator simulator(profile);
+  EXPECT_EQ(simulator.run(keep_all(profile)).seconds, plain);
+  EXPECT_EQ(simulator.run(never).seconds, planned + 0.25);
+}
+
+TEST(StepProfile, TakesAsLongAsTheSlowerOfHostAndDevice) {
+  Profile profile = chain_that_saves(4);
+  profile.host_seconds = 8;
+  profile.tape_seconds = 2;
+  EXPECT_EQ(profile.step_seconds(16, /*has_tape=*/true), 16 + 8 + 2) << "a CPU is the host";
+  profile.device = "cuda:0";
+  EXPECT_EQ(profile.step_seconds(16, /*has_tape=*/true), 16);
+  EXPECT_EQ(profile.step_seconds(4, /*has_tape=*/false), 8);
+  EXPECT_EQ(profile.step_seconds(4, /*has_tape=*/true), 8 + 2);
+  EXPECT_GT(profile.step_seconds(4, /*has_tape=*/true, /*replayed=*/3), 8 + 2);
+}
+
 TEST(StepProfile, ReadsBackAsItWasWritten) {
   Profile profile = random_profile(3, 12);
   EXPECT_EQ(Profile::from_json(profile.to_json()), profile);
   profile.host_seconds = 0.125;
+  profile.tape_seconds = 0.25;
   EXPECT_EQ(Profile::from_json(profile.to_json()), profile);
   profile.link = {
       .directory = "/scratch", .out_bytes_per_second = 1e9, .back_bytes_per_second = 1.1e9, .seconds = 1e-4};

@@ -82,8 +82,22 @@ int64_t host_reads();
 /// When the work that is queued on the current stream will be done. Starts at 0.
 double virtual_seconds(c10::Device of = device());
 
-/// Until when the host has waited. It takes no time itself.
+/// Until when the host has waited. It takes no time itself, but that of HostPace.
 double host_seconds();
+
+/// While it lives, the host works for so many seconds to give a stream a kernel or a copy. A kernel that is shorter
+/// does not keep the device busy: the host sets the pace.
+class [[nodiscard]] HostPace {
+ public:
+  explicit HostPace(double seconds);
+  ~HostPace();
+  HostPace(const HostPace&) = delete;
+  HostPace& operator=(const HostPace&) = delete;
+};
+
+constexpr double kSleepSeconds = 0x1p-10;
+/// Gives the current stream a sleep of kSleepSeconds.
+void sleep(c10::Device of);
 
 /// While it lives, kernels and copies do not run when they are called. They run when the host waits for their stream,
 /// or for an event behind them: the waited-for stream first, all others not before something demands it. A missing

@@ -36,7 +36,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getNewStream(c10::Device of, int) const override { return pool_stream(index_or_current(of.index())); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
-  bool queryStream(const c10::Stream& stream) const override { return has_passed(end_of(stream)); }
+  bool queryStream(const c10::Stream& stream) const override { return is_over(end_of(stream)); }
   void synchronizeStream(const c10::Stream& stream) const override { run_until(end_of(stream)); }
   void synchronizeDevice(const c10::DeviceIndex index) const override { run_all(index_or_current(index)); }
 
@@ -51,7 +51,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       sim_device::block(stream, *static_cast<Mark*>(event));
     }
   }
-  bool queryEvent(void* event) const override { return event == nullptr || has_passed(*static_cast<Mark*>(event)); }
+  bool queryEvent(void* event) const override { return event == nullptr || is_over(*static_cast<Mark*>(event)); }
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) {
       run_until(*static_cast<Mark*>(event));
@@ -98,6 +98,7 @@ const bool is_registered = [] {
   c10::register_privateuse1_backend("sim");
   at::RegisterPrivateUse1HooksInterface(new Hooks);
   detail::set_host_clock(&host_seconds);  // as that of the device
+  detail::set_device_sleep(&sim_device::sleep);
   return true;
 }();
 

@@ -30,7 +30,8 @@ struct Device {
 };
 
 bool lazy = false, side_streams_are_lazy = true;
-double waited_until = 0;  // what the host has waited for
+double waited_until = 0;  // what the host has waited for, and has worked
+double pace = 0;          // seconds of the host for each task
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kDevices> stream_of_thread{};
@@ -107,6 +108,7 @@ c10::Stream exchange_stream(c10::Stream stream) {
 void enqueue(c10::Stream stream, double seconds, std::function<void()> task) {
   const std::lock_guard lock(device_mutex());
   Queue& queue = queue_of(stream);
+  waited_until += seconds > 0 ? pace : 0;  // the allocator's tasks are nobody's kernels
   queue.seconds = std::max(queue.seconds, waited_until) + seconds;
   append(stream, std::move(task));
 }
@@ -127,6 +129,11 @@ void block(c10::Stream stream, const Mark& mark) {
 bool has_passed(const Mark& mark) {
   const std::lock_guard lock(device_mutex());
   return queue_of(mark.stream).passed >= mark.position;
+}
+
+bool is_over(const Mark& mark) {
+  const std::lock_guard lock(device_mutex());
+  return has_passed(mark) && mark.seconds <= waited_until;
 }
 
 void run_until(const Mark& mark) {
@@ -152,6 +159,20 @@ double host_seconds() {
 }
 
 double virtual_seconds(c10::Device of) { return end_of(current_stream(of.index())).seconds; }
+
+void sleep(c10::Device of) {
+  enqueue(current_stream(of.index()), kSleepSeconds, [] {});
+}
+
+HostPace::HostPace(double seconds) {
+  const std::lock_guard lock(device_mutex());
+  pace = seconds;
+}
+
+HostPace::~HostPace() {
+  const std::lock_guard lock(device_mutex());
+  pace = 0;
+}
 
 LazyStreams::LazyStreams(bool side_streams_at_once) {
   const std::lock_guard lock(device_mutex());

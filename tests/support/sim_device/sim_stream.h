@@ -36,7 +36,10 @@ Mark end_of(c10::Stream stream);
 /// What comes after it in the stream waits for the mark.
 void block(c10::Stream stream, const Mark& mark);
 
+/// Whether the tasks before the mark have run.
 bool has_passed(const Mark& mark);
+/// Whether the host can know: the host has waited or worked until the mark's virtual time.
+bool is_over(const Mark& mark);
 
 /// The host waits.
 void run_until(const Mark& mark);
