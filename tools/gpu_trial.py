@@ -54,15 +54,17 @@ def sanitized(name, words, limit_s):
 
 RANKS = ("train() {{ bin/snug launch -n 2 -- bin/snug train --data benchmarks/peers --model {small} --batch {sequences} --steps 10 --device {device} "
          "--out {scratch}/$1 $2 && tail -n 1 {scratch}/$1/log.jsonl; }}; train whole && train shares --shard-optimizer")
+OFFLOAD = ("train() {{ bin/snug train --data benchmarks/peers --model {model} --batch 1 --steps 5 --device {device} --out {scratch}/$1 $2 && "
+           "cat {scratch}/$1/log.jsonl; }}; train plain && train outside '--memory 300MiB --offload'")
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 PLANNED = ["benchmarks/planned_gpt", "{model}", "{sequences}", "--device", "{device}"]
 TURNS = ["{python}", "benchmarks/run.py", ".", "--device", "{device}", "--pairs", "{pairs}", "--only"]
 STEPS = [
-    Step("machine", "The machine", ["{python}", "-c", "import torch; print(torch.__version__, torch.accelerator.current_accelerator())"], 40),
-    Step("driver", "The driver", ["nvidia-smi"], 30, on_cpu="a CPU has no driver", needs="nvidia-smi"),
+    Step("machine", "The machine", ["{python}", "-c", "import torch; print(torch.__version__, torch.accelerator.current_accelerator())"], 30),
+    Step("driver", "The driver", ["nvidia-smi"], 20, on_cpu="a CPU has no driver", needs="nvidia-smi"),
     Step("test_accelerator", "Tests of accelerators; on a CPU with the simulated one",
          ["tests/test_accelerator", "--gtest_filter=*Accelerator*:-SimDevice*"], 150, gpu_environment={"SNUG_ACCELERATOR": "cuda"}),
-    tests("memory", 30, "*OnDevice*"),
+    tests("memory", 20, "*OnDevice*"),
     tests("kernels", 40),
     tests("activations", 40, "*Gpu*:SaveOnHost.*"),
     tests("distributed", 40, "*OnAGpu*"),
@@ -78,13 +80,15 @@ STEPS = [
     Step("sweep_python", "The same for Python's ways: checkpoint, selective, save_on_cpu, torch.compile",
          ["{python}", "benchmarks/peers/budget_sweep.py", "{sweep}", "{pairs}", "--device", "{device}"], 150),
     Step("optimizers", "Fused AdamW, unscaling and clipping, in turns with Python's", [*TURNS, "Python fused"], 50),
-    Step("bias_gelu", "bias_gelu against LibTorch's operators and the bandwidth", [*TURNS, "bias and GELU"], 40),
+    Step("bias_gelu", "bias_gelu against LibTorch's operators and the bandwidth", [*TURNS, "bias and GELU"], 30),
     Step("sin_cos", "Sine and cosine, 20,000 points: seconds and losses in FP16 with the scaler, then in FP32",
-         ["sh", "-c", "printf 'float16 {epochs}\\nfloat32 {epochs}\\n' | benchmarks/sin_cos --device {device}"], 40),
-    Step("plan", "snug plan", ["bin/snug", "plan", "--model", "{small}", "--batch", "{sequences}", "--device", "{device}"], 40),
+         ["sh", "-c", "printf 'float16 {epochs}\\nfloat32 {epochs}\\n' | benchmarks/sin_cos --device {device}"], 30),
+    Step("plan", "snug plan", ["bin/snug", "plan", "--model", "{small}", "--batch", "{sequences}", "--device", "{device}"], 30),
     Step("train", "snug train in 16 bits: autocast, scaler, a plan for the limit",
          ["bin/snug", "train", "--data", "benchmarks/peers", "--out", "{scratch}/run", "--model", "{small}", "--batch", "{sequences}",
           "--steps", "10", "--precision", "{precision}", "--memory", "{memory}", "--device", "{device}"], 60),
+    Step("train_offload", "snug train in fewer bytes than the weights take, beside plain training: losses, seconds and peaks of each step",
+         ["sh", "-c", OFFLOAD], 60, on_cpu="the weights of a CPU go to a directory", environment=DETERMINISTIC),
     Step("train_ranks", "snug train on two ranks (on GPUs: over NCCL), with the optimizer's state whole and in shares; the last losses should be close",
          ["sh", "-c", RANKS], 120, gpus=2),
 ]
