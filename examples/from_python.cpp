@@ -146,7 +146,7 @@ int main() {
   optimizer.zero_grad();
   accumulated_step(model, optimizer, x, y);
   const auto folder = std::filesystem::temp_directory_path() / "snug_from_python";
-  on_all_ranks(model, snug::micro_batches({x, y}, 32), folder);
+  on_all_ranks(model, snug::micro_batches({x, y}, 32), folder / "ranks");
   scheduled(model, optimizer, scaler);
   memory_summary(model, optimizer, x);
   under_a_limit(model, x);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,8 +46,8 @@ struct PlannedModel {
 
   c10::Device device;
   RunModel model;
-  int64_t parameters;  // bytes, as the device's allocator counts them
-  Batch batch;         // on the CPU, like data
+  int64_t parameters, buffers;  // bytes, as the device's allocator counts them
+  Batch batch;                  // on the CPU, like data
 };
 
 // With --offload, a model without room on the device has its weights on the host.
@@ -61,10 +62,11 @@ RunModel model_of(const PlanFlags& flags, c10::Device device) {
   return run_model({.model = flags.model}, device, /*has_weights_on_host=*/true);
 }
 
-int64_t bytes_of_parameters(const RunModel& model) {
+template <class Tensors>
+int64_t bytes_of(const Tensors& tensors) {
   detail::AllocatedBytes bytes;
-  for (const at::Tensor& parameter : model.module->parameters()) {
-    bytes.add(parameter);
+  for (const at::Tensor& tensor : tensors) {
+    bytes.add(tensor);
   }
   return bytes.count();
 }
@@ -81,7 +83,8 @@ Batch zeros(const PlanFlags& flags, const std::vector<ExportedModule::Input>& in
 PlannedModel::PlannedModel(const PlanFlags& flags, c10::Device on)
     : device(on),
       model(model_of(flags, on)),
-      parameters(bytes_of_parameters(model)),
+      parameters(bytes_of(model.module->parameters())),
+      buffers(bytes_of(std::views::values(model.buffers()))),
       batch(zeros(flags, model.inputs)) {
   if (const int64_t fixed = fixed_samples(model.inputs); fixed > 0 && fixed != flags.batch) {
     throw ConfigError(
@@ -129,7 +132,7 @@ std::string units(c10::Device device) {
 
 void print_curve(PlannedModel& model, const PlanFlags& flags) {
   const plan::Profile profile = profile_of(model, flags);
-  const int64_t fixed = 3 * model.parameters;  // weights and AdamW's two moments
+  const int64_t fixed = 3 * model.parameters + model.buffers;  // weights, AdamW's two moments, buffers
   const plan::Curve curve = plan::curve(plan::Simulator(profile));
   fmt::print(
       "{}, {} {} at once, FP32, AdamW: {} of parameters and optimizer state, and during forward and "

@@ -109,7 +109,7 @@ def libraries():
 
 def gpus():
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False) if shutil.which("nvidia-smi") else None
-    return len(listed.stdout.splitlines()) if listed and listed.returncode == 0 else 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed and listed.returncode == 0 else 0
 
 
 def why_not(step, device):

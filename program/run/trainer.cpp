@@ -510,16 +510,23 @@ class Trainer::Impl {
     rollbacks_ = 0;
     within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] {
       detail::check_finite(record, model_);
-      if (ranks_.is_first()) {
-        log_->sync();
-      }
       // Ranks with shares write together, so they must not write beside training.
       if (!config_.async_snapshots || optimizer_.sharded() != nullptr) {
-        on_all_ranks([&] { snapshots_.save(step_, parts()); });
+        on_all_ranks([&] {
+          sync_log();
+          snapshots_.save(step_, parts());
+        });
       } else if (ranks_.is_first()) {
+        sync_log();
         saving_.save(step_, parts());
       }
     });
+  }
+
+  void sync_log() {
+    if (ranks_.is_first()) {
+      log_->sync();
+    }
   }
 
   void on_all_ranks(const std::function<void()>& save) {

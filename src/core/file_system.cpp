@@ -119,7 +119,7 @@ class [[nodiscard]] Descriptor final {
 class RealFileSystem final : public FileSystem {
  public:
   void write_file(const Path& path, std::span<const std::string_view> parts, std::span<const int64_t> places) override {
-    Descriptor file("write_file", path, O_WRONLY | O_CREAT | (places.empty() ? O_TRUNC : 0) | O_NOFOLLOW);
+    Descriptor file("write_file", path, O_WRONLY | (places.empty() ? O_CREAT | O_TRUNC : 0) | O_NOFOLLOW);
     for (size_t i = 0; i < parts.size(); ++i) {
       if (!places.empty()) {
         file.go_to(places[i]);

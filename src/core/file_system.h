@@ -28,7 +28,7 @@ class FileSystem {
 
   /// Creates or truncates the file, writes all parts one after the other, and returns when all parts are on the disk
   /// (fsync). If write_file throws, a part of the content may be left behind. If the name is a link, the link is not
-  /// followed. With `places`, the offset of each part, the file is not truncated, and keeps its other bytes.
+  /// followed. With `places`, the offset of each part, the file must exist, and keeps its other bytes.
   virtual void write_file(const Path& path, std::span<const std::string_view> parts,
                           std::span<const int64_t> places = {}) = 0;
 
@@ -68,8 +68,8 @@ void replace_file(const FileSystem::Path& path, std::string_view text, FileSyste
 void replace_file(const FileSystem::Path& path, const FileSystem::Path& unfinished, const std::function<void()>& write,
                   FileSystem& files);
 
-/// The name of a file beside `path`. `number`: another one, from random_number(), for each file, because several
-/// callers may replace `path` at once.
+/// The name of a file beside `path`. `number`: a random_number() for each file, because several callers may replace
+/// `path` at once.
 FileSystem::Path unfinished_path(const FileSystem::Path& path, int64_t number);
 int64_t random_number();
 

@@ -21,7 +21,7 @@ class KeptOnRanks {
   KeptOnRanks& operator=(const KeptOnRanks&) = delete;
 
   /// Around the calls of parts_of(); all ranks call begin_save() together.
-  virtual void begin_save() {}
+  virtual void begin_save(Writers& /*writers*/) {}
   virtual void end_save() noexcept {}
   /// See Writers::parts_of. Empty: the tensor is not one of these.
   virtual std::vector<Writers::Part> parts_of(const at::Tensor& tensor) const = 0;
@@ -42,12 +42,13 @@ class RankWriters final : public Writers {
 
   bool is_first() const override { return group_.rank() == 0; }
   std::vector<Part> parts_of(const at::Tensor& tensor) const override;
-  void add_up(std::span<int64_t> numbers) override { all_reduce(group_, numbers); }
+  void add_up(std::span<int64_t> numbers) override;
+  /// After the first failure nothing is exchanged: the ranks would be at different places of the save.
   void agree(const std::exception_ptr& failure) override;
 
  private:
   ProcessGroup& group_;
-  std::vector<KeptOnRanks*> begun_;
+  bool has_failed_ = false;
 };
 
 }  // namespace snug::detail

@@ -10,7 +10,6 @@
 #include <variant>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
@@ -291,11 +290,16 @@ class ShardedOptimizer::Saved final : public detail::KeptOnRanks {
  public:
   explicit Saved(Impl& optimizer) : KeptOnRanks(*optimizer.group), optimizer_(optimizer) {}
 
-  void begin_save() override {
-    whole = detail::whole_state(*optimizer_.group, optimizer_.own_state(), optimizer_.pieces, optimizer_.parameters);
+  void begin_save(detail::Writers& writers) override {
+    StateDict mine;
+    writers.together([&] { mine = optimizer_.own_state(); });
+    whole = detail::whole_state(*optimizer_.group, std::move(mine), optimizer_.pieces, optimizer_.parameters);
   }
   void end_save() noexcept override { whole.reset(); }
   std::vector<detail::Writers::Part> parts_of(const at::Tensor& tensor) const override {
+    if (!whole) {
+      return {};
+    }
     const auto found = whole->parts.find(tensor.unsafeGetTensorImpl());
     return found != whole->parts.end() ? found->second : std::vector<detail::Writers::Part>();
   }

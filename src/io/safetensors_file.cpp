@@ -145,7 +145,7 @@ SafetensorsContent::SafetensorsContent(const std::map<std::string, at::Tensor>& 
   }
 }
 
-// Without places the file is new.
+// Without places the file is new. Of several writers the first has made the file.
 void SafetensorsContent::write_parts(FileSystem& files, const std::filesystem::path& path) const {
   std::vector<int64_t> places;
   int64_t place = 0;
@@ -156,11 +156,12 @@ void SafetensorsContent::write_parts(FileSystem& files, const std::filesystem::p
     place += piece.bytes;
   }
   if (!parts_.empty()) {
-    files.write_file(path, parts_, parts_.size() == pieces_.size() ? std::span<const int64_t>() : places);
+    files.write_file(path, parts_, Writers::are_several() ? places : std::span<const int64_t>());
   }
 }
 
 Checksum SafetensorsContent::write(FileSystem& files, const std::filesystem::path& path, Writers& writers) {
+  constexpr int64_t kOnce = int64_t{1} << 32;  // counts the writers of a piece, above the 32 bits of its checksum
   std::array<int64_t, 2> of_first{};
   if (writers.is_first()) {
     of_first = {std::ssize(header_), layout_};
@@ -168,6 +169,9 @@ Checksum SafetensorsContent::write(FileSystem& files, const std::filesystem::pat
   std::vector<int64_t> sums(pieces_.size());
   writers.add_up(of_first);
   pieces_.front().bytes = of_first[0];
+  if (Writers::are_several()) {
+    writers.first([&] { files.write_file(path, {}); });
+  }
   writers.together([&] {
     if (of_first[1] != layout_) {
       throw ConfigError(fmt::format(
@@ -179,13 +183,19 @@ Checksum SafetensorsContent::write(FileSystem& files, const std::filesystem::pat
     auto part = parts_.begin();
     for (size_t i = 0; i < pieces_.size(); ++i) {
       if (pieces_[i].is_here) {
-        sums[i] = checksum_of(std::span(&*part++, 1)).crc32;
+        sums[i] = kOnce + checksum_of(std::span(&*part++, 1)).crc32;
       }
     }
   });
   writers.add_up(sums);
   Checksum all;
   for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (sums[i] / kOnce != 1) {
+      throw ConfigError(
+          fmt::format("save_safetensors: {}: a tensor is written by {} ranks; save the same tensors on all ranks, not "
+                      "copies on some",
+                      file_, sums[i] / kOnce));
+    }
     all = joined(all, {pieces_[i].bytes, static_cast<uint32_t>(sums[i])});
   }
   return all;

@@ -23,7 +23,7 @@ struct UpdatedTensor {
   float* master;  // null without masters
   const float* step;
   int64_t count;
-  uint64_t first_element;  // its number, for random numbers
+  uint64_t first_element;  // the number of the first element, for random numbers
 };
 
 /// Everything that a kernel gets, by value: no table is copied to the device. Bias corrections and the loss scale

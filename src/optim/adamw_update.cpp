@@ -56,15 +56,18 @@ void update_on_device(const AdamWUpdate& update) {
   const c10::Device device = update.parameters.front().device();
   const c10::DeviceGuard guard(device);
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  kernels::UpdateTable table(kind_of(update), kernel_step(update.options, 1, {}));
-  table.grad_scale = number_on_device(update.grad_scale);
-  table.found_inf = number_on_device(update.found_inf);
+  kernels::UpdateTable empty(kind_of(update), kernel_step(update.options, 1, {}));
+  empty.grad_scale = number_on_device(update.grad_scale);
+  empty.found_inf = number_on_device(update.found_inf);
+  std::vector<kernels::UpdateTable> tables;
   for (size_t i = 0; i < update.parameters.size(); ++i) {
-    table.add(tensor_of(update, i));
-    if (table.size == kernels::UpdateTable::kMostTensors || i + 1 == update.parameters.size()) {
-      launcher_for(device)(table, stream);
-      table.size = 0;
+    if (i % kernels::UpdateTable::kMostTensors == 0) {
+      tables.push_back(empty);
     }
+    tables.back().add(tensor_of(update, i));
+  }
+  for (const kernels::UpdateTable& table : tables) {
+    launcher_for(device)(table, stream);
   }
 }
 

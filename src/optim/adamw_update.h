@@ -80,7 +80,8 @@ AdamWUpdate adamw_update(const Work& work, const std::vector<at::Tensor>& counte
 bool has_device_update(c10::Device device);
 void set_update_launcher(kernels::detail::UpdateLauncher launcher);
 
-/// Starts the kernels: with the CPU's bits, without memory of the device and without waiting.
+/// Starts the kernels: with the CPU's bits (FP32: if the loss scale is a power of two), without memory of the device
+/// and without waiting.
 void update_on_device(const AdamWUpdate& update);
 
 /// The update of a group with the options O, Adam's or AdamW's. `counted`: see UpdateCounts. Call and_count() on the

@@ -204,9 +204,6 @@ std::string explain(const Simulator& simulator, const Solution& plan, int rows) 
       100.0 * static_cast<double>(run.peak_bytes) / static_cast<double>(std::max<int64_t>(1, plan.plain_peak_bytes)),
       run.seconds * 1e3, plan.plain_seconds * 1e3,
       plan.plain_seconds > 0 ? 100 * (run.seconds / plan.plain_seconds - 1) : 0.0, 100 * plan.gap());
-  if (run.seconds > plan.plain_seconds && profile.tape_seconds > 0) {
-    text += fmt::format("of the time, the tape takes {:.3f} ms\n", profile.tape_seconds * 1e3);
-  }
   const auto less_time = [](const Share& a, const Share& b) { return a.seconds < b.seconds; };
   text += "rebuilt:\n" + table(sorted(replayed, less_time), rows);
   if (!run.offloaded.empty()) {

@@ -27,8 +27,8 @@ namespace snug::detail {
 using HostClock = double (*)();
 HostClock set_host_clock(HostClock clock);
 
-/// Sets what puts a sleep of about a millisecond into the current stream of a device other than the CPU; null: nothing
-/// does. Returns what did before.
+/// Sets what puts a sleep of about a millisecond into the current stream of a device other than the CPU; null: no
+/// sleep. Returns the function before.
 using DeviceSleep = void (*)(c10::Device device);
 DeviceSleep set_device_sleep(DeviceSleep sleep);
 

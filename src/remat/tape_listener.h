@@ -54,7 +54,7 @@ class [[nodiscard]] TapeWorks {
   TapeWorks& operator=(const TapeWorks&) = delete;
 
  private:
-  TapeListener* const& listener_;  // of the tape, which may get another one meanwhile
+  TapeListener* const& listener_;  // of the tape, the listener may change meanwhile
 };
 
 }  // namespace snug::detail

@@ -34,15 +34,15 @@ namespace snug::detail {
 namespace {
 
 // In some spans more happens than in a step: the plan of the recording writes a storage to a file, or another process
-// has the processor. So a span counts at most a few times the median.
+// has the processor. So a span counts at most a few times the median, or a millisecond if that is more.
 double time_of_host(std::vector<double> spans) {
-  constexpr double kMostOfMedian = 4;
+  constexpr double kMostOfMedian = 4, kAlwaysCounts = 1e-3;
   if (spans.empty()) {
     return 0;
   }
   const auto middle = spans.begin() + std::ssize(spans) / 2;
   std::ranges::nth_element(spans, middle);
-  const double most = kMostOfMedian * *middle;
+  const double most = std::max(kAlwaysCounts, kMostOfMedian * *middle);
   return std::accumulate(spans.begin(), spans.end(), 0.0,
                          [&](double sum, double span) { return sum + std::min(span, most); });
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
+
 #include "snug/checkpoint.h"
 #include "src/memory/saved_tensor_policy.h"
 #include "src/remat/schedule_cursor.h"
@@ -30,8 +32,8 @@ struct TapeState {
   template <class Work>
   void as_replay(const Work& work) const {
     listener->before_replay();
+    const auto after = c10::make_scope_exit([this] { listener->after_replay(); });
     work();
-    listener->after_replay();
   }
 
   // Locked around each use of a part that may meet another thread; unlocked while an operator of the program runs.

@@ -367,8 +367,9 @@ bool StepTrials::is_enough(int64_t items) const {
   if (!found.search.choice || found.placement.state != nearest_state()) {
     return false;
   }
-  const plan::Solution& plan = found.search.choice->plan;
-  return plan.seconds - tried_.at(items).profile.tape_seconds <= plan::kApart * plan.plain_seconds;
+  const plan::Profile& profile = tried_.at(items).profile;
+  const double kept_under_tape = profile.step_seconds(profile.operator_seconds(), /*has_tape=*/true);
+  return found.search.choice->plan.seconds <= plan::kApart * kept_under_tape;
 }
 
 // Runs the best micro-batch, until the best is not only predicted. False: nothing fits.

@@ -46,6 +46,7 @@ TEST(OperatorClock, GivesAProfileTheTimesOfASlowHost) {
   const plan::Profile slow = detail::profile_step(forward);
   detail::set_host_clock(before);
   EXPECT_GE(slow.host_seconds, 5 * kTick) << "sin, exp, sum, and between the three";
+  EXPECT_GT(slow.tape_seconds, 0);
   EXPECT_EQ(slow.plain_seconds(), slow.host_seconds);
   EXPECT_EQ(slow.plain_seconds(), plan::Simulator(slow).run(plan::keep_all(slow)).seconds);
   if (sim_device::is_present()) {

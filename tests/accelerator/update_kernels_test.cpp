@@ -43,6 +43,12 @@ class [[nodiscard]] WithUpdateKernels {
   WithUpdateKernels& operator=(const WithUpdateKernels&) = delete;
 };
 
+#define SNUG_SKIP_WITHOUT_UPDATE_KERNELS()                   \
+  if (!detail::has_device_update(accelerator())) {           \
+    GTEST_SKIP() << "this build is without SNUG_CUDA_ADAMW"; \
+  }                                                          \
+  static_assert(true)
+
 struct Kind {
   torch::ScalarType dtype;
   AdamWOptions options;
@@ -127,6 +133,7 @@ TEST(UpdateKernelsOnAccelerator, HaveTheBitsOfTheCpuAndNeverWait) {
   for (const Kind& kind : kinds()) {
     SCOPED_TRACE(c10::toString(kind.dtype));
     const WithUpdateKernels kernels;
+    SNUG_SKIP_WITHOUT_UPDATE_KERNELS();
     Pair pair(kind);
     for (uint64_t number = 1; number <= 5; ++number) {
       pair.step(number, number == 3);
@@ -141,6 +148,7 @@ TEST(UpdateKernelsOnAccelerator, HaveTheBitsOfTheCpuAndNeverWait) {
 TEST(UpdateKernelsOnAccelerator, RunInTheOrderOfTheirStream) {
   SNUG_SKIP_UNLESS_SIMULATED();
   const WithUpdateKernels kernels;
+  SNUG_SKIP_WITHOUT_UPDATE_KERNELS();
   Pair pair(kinds().back());
   {
     const sim_device::LazyStreams lazy;
@@ -154,6 +162,7 @@ TEST(UpdateKernelsOnAccelerator, TakeNoMemoryButCountsOfSteps) {
   for (const Kind& kind : kinds()) {
     SCOPED_TRACE(c10::toString(kind.dtype));
     const WithUpdateKernels kernels;
+    SNUG_SKIP_WITHOUT_UPDATE_KERNELS();
     const auto parameters = parameters_on(accelerator(), kind.dtype);
     AdamW optimizer(parameters, kind.options);
     set_gradients(parameters, 1);

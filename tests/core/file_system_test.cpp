@@ -55,7 +55,10 @@ TEST(FileSystem, ReplacesALongerFileWithoutLeavingItsEnd) {
 TEST(FileSystem, WritesPartsAtTheirPlacesAndLeavesTheOtherBytes) {
   TemporaryFolder folder;
   detail::FileSystem& files = detail::FileSystem::real();
-  files.write_file(folder / "a", std::array<std::string_view, 1>{"cd"}, std::array<int64_t, 1>{2});
+  const std::array<std::string_view, 1> middle{"cd"};
+  EXPECT_THROW(files.write_file(folder / "a", middle, std::array<int64_t, 1>{2}), Error) << "the file must exist";
+  files.write_file(folder / "a", {});
+  files.write_file(folder / "a", middle, std::array<int64_t, 1>{2});
   files.write_file(folder / "a", std::array<std::string_view, 2>{"ab", "e"}, std::array<int64_t, 2>{0, 4});
   EXPECT_EQ(files.read_file(folder / "a"), "abcde");
 }

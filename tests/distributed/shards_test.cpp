@@ -264,15 +264,20 @@ std::map<std::string, Stateful> parts_of(OddRun& run) {
   return {{"model", stateful(run.model)}, {"optimizer", stateful(*run.optimizer)}};
 }
 
+std::map<std::string, torch::Tensor> named_weights(const OddRun& run) {
+  std::map<std::string, torch::Tensor> tensors;
+  for (const auto& item : run.model->named_parameters()) {
+    tensors[item.key()] = item.value().detach();
+  }
+  return tensors;
+}
+
 void save(OddRun& run, const std::filesystem::path& folder) {
   run.group->save_together([&] {
     SnapshotStore(folder / "snapshots").save(2, parts_of(run));
-    std::map<std::string, torch::Tensor> tensors;
-    for (const auto& item : run.model->named_parameters()) {
-      tensors[item.key()] = item.value().detach();
-    }
     // Metadata of another size on each rank: the file has rank 0's.
-    save_safetensors(folder / "model.safetensors", tensors, {{"rank", std::string(run.group->rank() * 20, 'x')}});
+    save_safetensors(folder / "model.safetensors", named_weights(run),
+                     {{"rank", std::string(run.group->rank() * 20, 'x')}});
   });
 }
 
@@ -322,14 +327,15 @@ TEST(ShardedWeights, AreSavedWithTheStateByAllRanksWithoutMemoryAndTraffic) {
     optimizer.step();
     whole->forward(torch::ones({4, 256})).sum().backward();
     whole_optimizer->step();
-    const auto sent_before = group->traffic().broadcast;
+    const auto sent = [&] { return group->traffic().broadcast + group->traffic().all_gather; };
+    const auto sent_before = sent();
     const auto received_before = ddp.weight_bytes_received();
     {
       const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + kLayer));
       group->save_together(
           [&] { SnapshotStore(folder).save(1, {{"model", stateful(model)}, {"optimizer", stateful(optimizer)}}); });
     }
-    EXPECT_LT(group->traffic().broadcast - sent_before, kLayer);  // names and sizes
+    EXPECT_LT(sent() - sent_before, kLayer);  // names and sizes
     EXPECT_EQ(ddp.weight_bytes_received(), received_before);
     SnapshotStore(folder).load_latest({{"model", stateful(loaded)}, {"optimizer", stateful(*loaded_optimizer)}});
     EXPECT_TRUE(same_bits(loaded->parameters(), whole->parameters()));
@@ -375,6 +381,48 @@ TEST(ShardedWeights, LeaveTheEarlierSnapshotIfARankCannotSave) {
                   {}};
     expect_refused(2, "this rank has other tensors than rank 0");
     EXPECT_TRUE(same_bits(sharded.train(2), plain.train(2)));
+  });
+}
+
+// `save` writes two files. The exchanges of the ranks stay in step, so the training goes on.
+TEST(ShardedWeights, GoOnWhereverTheSaveOfARankFails) {
+  on_ranks(3, [] {
+    const std::filesystem::path folder = testing::shared_folder();
+    const auto group = init_process_group(quick());
+    OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, {.shard = Shard::Weights});
+    for (int failing = 0; failing < 3; ++failing) {
+      for (int place = 0; place < 3; ++place) {
+        const auto fail_at = [&](int now) {
+          if (group->rank() == failing && place == now) {
+            throw Error("the disk is full");
+          }
+        };
+        const auto save = [&] {
+          group->save_together([&] {
+            fail_at(0);
+            save_safetensors(folder / "first", named_weights(sharded));
+            fail_at(1);
+            save_safetensors(folder / "second", named_weights(sharded));
+            fail_at(2);
+          });
+        };
+        EXPECT_THROW(save(), Error);
+      }
+    }
+    EXPECT_TRUE(same_bits(sharded.train(2), plain.train(2)));
+  });
+}
+
+// As on machines without a shared disk.
+TEST(ShardedWeights, AreNotSavedWhereARankDoesNotSeeTheFolder) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    OddRun sharded(group, {.shard = Shard::Weights});
+    const std::filesystem::path own = testing::shared_folder() / std::to_string(group->rank());
+    std::filesystem::create_directories(own);
+    const auto save = [&] { save_safetensors(own / "model", named_weights(sharded)); };
+    EXPECT_THROW(group->save_together(save), Error);
+    EXPECT_TRUE(std::filesystem::is_empty(own));
   });
 }
 

@@ -83,7 +83,8 @@ class ProcessGroup final {
   /// Calls `save` on all ranks, which write each snapshot (SnapshotStore::save) and each safetensors file together: a
   /// rank writes its parts of weights in shards and of the state of a ShardedOptimizer, and rank 0 all else. `save` is
   /// the same on all ranks. Any number of ranks loads the files. All ranks must see the files' folder, except ranks
-  /// without shards. Throws on all ranks if one fails; then the earlier files stay.
+  /// without shards. Throws on all ranks if one fails; then the earlier files stay. Throws ConfigError inside of
+  /// `save`.
   void save_together(const std::function<void()>& save);
   /// Returns when all ranks have called barrier().
   void barrier();
