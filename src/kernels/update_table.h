@@ -47,8 +47,8 @@ struct UpdateTable {
   AdamWConstants constants;
   const float* grad_scale = nullptr;  // null: 1
   const float* found_inf = nullptr;   // null: 0. Otherwise nothing is updated
-  UpdatedTensor tensors[kMostTensors];
-  uint32_t chunk_end[kMostTensors];  // the number of chunks of the tensors up to and with this one
+  UpdatedTensor tensors[kMostTensors] = {};
+  uint32_t chunk_end[kMostTensors] = {};  // the number of chunks of the tensors up to and with this one
 };
 static_assert(sizeof(UpdateTable) <= 4096, "more than the arguments of a kernel on any GPU");
 
