@@ -170,9 +170,10 @@ struct Experts : torch::nn::Module {
 };
 
 // Trains `planned` within `share` of the plain step's activations, and `plain` without a budget, in micro-batches of
-// `micro_batch` items. The model runs `micro_batches` times a step, but for the first steps.
+// `micro_batch` items. The model runs `micro_batches` times a step, but for the first steps and `more` later steps.
 template <class Model>
-void expect_no_plans_later(double share, int64_t micro_batch, const std::function<Batch(int step)>& batch_of) {
+void expect_no_plans_later(double share, int64_t micro_batch, const std::function<Batch(int step)>& batch_of,
+                           int more = 0) {
   const testing::OneThread one_thread;
   const auto make_model = [] {
     torch::manual_seed(1);
@@ -205,7 +206,7 @@ void expect_no_plans_later(double share, int64_t micro_batch, const std::functio
     made_again += step >= kFirst && calls > result.micro_batches ? 1 : 0;
   }
   EXPECT_TRUE(stepper.plan()->activations.has_value()) << "the budget is too large for this test";
-  EXPECT_LE(made_again, (kSteps - kFirst) / 100);
+  EXPECT_LE(made_again, more);
   EXPECT_TRUE(testing::same_bits(plain->parameters(), planned->parameters()));
 }
 
@@ -231,18 +232,22 @@ struct Sequences : torch::nn::Module {
   torch::nn::Linear head = register_module("head", torch::nn::Linear(24, 8));
 };
 
-// Sequences of equal lengths would go to an operator that alone takes more than the budget.
+// Sequences of equal lengths would go to an operator that alone takes more than the budget. How many steps evict,
+// depends on the plan. The 16th of these steps plans, and may come late (plan_life.h).
 TEST(PlanLife, OfStepsWhoseOperatorsTheDataDecideIsThatOfFewPlans) {
   static constexpr int64_t kMicroBatch = 16, kLongest = 20;
-  expect_no_plans_later<Sequences>(0.65, kMicroBatch, [](int step) {
-    torch::manual_seed(static_cast<uint64_t>(step));
-    std::vector<Tensor> lengths;
-    for (int i = 0; i < 4; ++i) {
-      lengths.push_back(
-          std::get<0>((torch::randperm(kLongest) + 1).slice(0, 0, kMicroBatch).sort(0, /*descending=*/true)));
-    }
-    return Batch{torch::randn({4 * kMicroBatch, kLongest, 16}), torch::cat(lengths)};
-  });
+  expect_no_plans_later<Sequences>(
+      0.65, kMicroBatch,
+      [](int step) {
+        torch::manual_seed(static_cast<uint64_t>(step));
+        std::vector<Tensor> lengths;
+        for (int i = 0; i < 4; ++i) {
+          lengths.push_back(
+              std::get<0>((torch::randperm(kLongest) + 1).slice(0, 0, kMicroBatch).sort(0, /*descending=*/true)));
+        }
+        return Batch{torch::randn({4 * kMicroBatch, kLongest, 16}), torch::cat(lengths)};
+      },
+      /*more=*/1);
 }
 
 int windows_made(const std::vector<int64_t>& sizes) {
