@@ -50,16 +50,9 @@ struct PlannedModel {
   Batch batch;                  // on the CPU, like data
 };
 
-// With --offload, a model without room on the device has its weights on the host.
 RunModel model_of(const PlanFlags& flags, c10::Device device) {
-  try {
-    return run_model({.model = flags.model}, device);
-  } catch (const c10::Error& error) {
-    if (!flags.offloads || flags.memory.empty() || device.is_cpu() || !is_out_of_memory(error)) {
-      throw;
-    }
-  }
-  return run_model({.model = flags.model}, device, /*has_weights_on_host=*/true);
+  const bool may_leave = flags.offloads && !flags.memory.empty();
+  return may_leave ? run_model_or_on_host({.model = flags.model}, device) : run_model({.model = flags.model}, device);
 }
 
 template <class Tensors>

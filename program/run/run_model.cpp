@@ -96,6 +96,17 @@ RunModel run_model(const TrainConfig& config, c10::Device device, bool has_weigh
   return model;
 }
 
+RunModel run_model_or_on_host(const TrainConfig& config, c10::Device device) {
+  try {
+    return run_model(config, device);
+  } catch (const c10::Error& error) {
+    if (device.is_cpu() || !is_out_of_memory(error)) {
+      throw;
+    }
+  }
+  return run_model(config, device, /*has_weights_on_host=*/true);
+}
+
 int64_t fixed_samples(const std::vector<ExportedModule::Input>& inputs) {
   const auto fixed = std::find_if(inputs.begin(), inputs.end(), [](const ExportedModule::Input& input) {
     return input.sizes.front().least == input.sizes.front().most;

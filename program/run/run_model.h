@@ -44,6 +44,9 @@ std::string_view item_name(std::string_view model);
 /// and ConfigError for settings that do not fit the model.
 RunModel run_model(const TrainConfig& config, c10::Device device, bool has_weights_on_host = false);
 
+/// The same. If a device other than the CPU has no room for the weights, the weights are on the host.
+RunModel run_model_or_on_host(const TrainConfig& config, c10::Device device);
+
 /// The number of samples in a forward pass, if a model was exported for one number of samples; 0: any number.
 int64_t fixed_samples(const std::vector<ExportedModule::Input>& inputs);
 

@@ -301,15 +301,16 @@ class Trainer::Impl {
   // If the model does not fit into memory, the model lies in files, or its weights are on the host. The weights are the
   // same.
   RunModel make_model() const {
+    const bool may_leave = model_may_leave() || may_shard();
+    if (may_leave && !device_.is_cpu()) {
+      return run_model_or_on_host(config_, device_);
+    }
     try {
       return run_model(config_, device_);
     } catch (const c10::Error& error) {
-      if (!(model_may_leave() || may_shard()) || !is_out_of_memory(error)) {
+      if (!may_leave || !is_out_of_memory(error)) {
         throw;
       }
-    }
-    if (!device_.is_cpu()) {
-      return run_model(config_, device_, /*has_weights_on_host=*/true);
     }
     detail::FileSystem::real().create_directories(config_.out);
     const TensorsInFile in_files(config_.out);

@@ -293,7 +293,7 @@ class ShardedOptimizer::Saved final : public detail::KeptOnRanks {
   void begin_save(detail::Writers& writers) override {
     StateDict mine;
     writers.together([&] { mine = optimizer_.own_state(); });
-    whole = detail::whole_state(*optimizer_.group, std::move(mine), optimizer_.pieces, optimizer_.parameters);
+    whole = detail::whole_state(*optimizer_.group, mine, optimizer_.pieces, optimizer_.parameters);
   }
   void end_save() noexcept override { whole.reset(); }
   std::vector<detail::Writers::Part> parts_of(const at::Tensor& tensor) const override {

@@ -99,9 +99,9 @@ std::string read_prefix(const InputFile& file) {
 }  // namespace
 
 SafetensorsContent::SafetensorsContent(const std::map<std::string, at::Tensor>& tensors,
-                                       const std::map<std::string, std::string>& metadata, const std::string& file,
-                                       const Writers& writers)
+                                       const std::map<std::string, std::string>& metadata, const std::string& file)
     : file_(file) {
+  const Writers& writers = Writers::now();
   std::vector<std::pair<std::string, at::Tensor>> ordered(tensors.begin(), tensors.end());
   for (const auto& [name, tensor] : ordered) {
     check(tensor, name, file);
@@ -160,8 +160,9 @@ void SafetensorsContent::write_parts(FileSystem& files, const std::filesystem::p
   }
 }
 
-Checksum SafetensorsContent::write(FileSystem& files, const std::filesystem::path& path, Writers& writers) {
+Checksum SafetensorsContent::write(FileSystem& files, const std::filesystem::path& path) {
   constexpr int64_t kOnce = int64_t{1} << 32;  // counts the writers of a piece, above the 32 bits of its checksum
+  Writers& writers = Writers::now();
   std::array<int64_t, 2> of_first{};
   if (writers.is_first()) {
     of_first = {std::ssize(header_), layout_};
@@ -204,10 +205,9 @@ Checksum SafetensorsContent::write(FileSystem& files, const std::filesystem::pat
 Checksum write_safetensors(FileSystem& files, const std::filesystem::path& path,
                            const std::map<std::string, at::Tensor>& tensors,
                            const std::map<std::string, std::string>& metadata, const std::string& name) {
-  Writers& writers = Writers::now();
   std::optional<SafetensorsContent> content;
-  writers.together([&] { content.emplace(tensors, metadata, name, writers); });
-  return content->write(files, path, writers);
+  Writers::now().together([&] { content.emplace(tensors, metadata, name); });
+  return content->write(files, path);
 }
 
 SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(path) {

@@ -24,16 +24,15 @@ class SafetensorsContent {
   /// Copies only tensors that are not contiguous CPU memory already. `file` is for messages.
   /// Throws ConfigError as save_safetensors does.
   SafetensorsContent(const std::map<std::string, at::Tensor>& tensors,
-                     const std::map<std::string, std::string>& metadata, const std::string& file,
-                     const Writers& writers = Writers::now());
+                     const std::map<std::string, std::string>& metadata, const std::string& file);
   SafetensorsContent(const SafetensorsContent&) = delete;
   SafetensorsContent& operator=(const SafetensorsContent&) = delete;
 
   /// The bytes that this process writes; they live as long as this object.
   const std::vector<std::string_view>& parts() const { return parts_; }
 
-  /// Writes the file by all `writers`, with the header of the first. Returns the file's checksum.
-  Checksum write(FileSystem& files, const std::filesystem::path& path, Writers& writers);
+  /// Writes the file by all Writers::now(), with the header of the first. Returns the file's checksum.
+  Checksum write(FileSystem& files, const std::filesystem::path& path);
 
  private:
   struct Piece {

@@ -4,6 +4,7 @@
 #define SNUG_ONE_LANE
 
 #include <cstdint>
+#include <type_traits>
 
 #include "src/kernels/host_device.h"
 #include "src/kernels/master_adamw_simd.h"
@@ -86,6 +87,22 @@ SNUG_HOST_DEVICE void update_element(const UpdateTable& table, const UpdatedTens
     const detail::RandomKeys keys({.step = static_cast<uint64_t>(*t.step)}, index >> 32);
     stochastic_vector(constants, keys, static_cast<uint32_t>(index), static_cast<BFloat16*>(t.parameter) + i,
                       static_cast<const BFloat16*>(t.gradient) + i, t.exp_avg + i, t.exp_avg_sq + i);
+  }
+}
+
+/// Calls `f` with the kind as a constant.
+template <class F>
+auto with_kind(UpdateKind kind, const F& f) {
+  using Kind = UpdateKind;
+  switch (kind) {
+    case Kind::kFloat32:
+      return f(std::integral_constant<Kind, Kind::kFloat32>());
+    case Kind::kFloat16Masters:
+      return f(std::integral_constant<Kind, Kind::kFloat16Masters>());
+    case Kind::kBFloat16Masters:
+      return f(std::integral_constant<Kind, Kind::kBFloat16Masters>());
+    default:
+      return f(std::integral_constant<Kind, Kind::kStochastic>());
   }
 }
 

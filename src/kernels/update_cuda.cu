@@ -31,23 +31,12 @@ __global__ void __launch_bounds__(kThreads) update(const __grid_constant__ Updat
 
 int launch_update(const UpdateTable& table, void* stream_pointer) {
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
-  const auto launch = [&](auto kernel) {
+  return N_ONE_LANE::with_kind(table.kind, [&](auto kind) {
     if (table.chunks() > 0) {
-      kernel<<<table.chunks(), kThreads, 0, stream>>>(table);
+      update<decltype(kind)::value><<<table.chunks(), kThreads, 0, stream>>>(table);
     }
     return static_cast<int>(cudaGetLastError());
-  };
-  switch (table.kind) {
-    case UpdateKind::kFloat32:
-      return launch(update<UpdateKind::kFloat32>);
-    case UpdateKind::kFloat16Masters:
-      return launch(update<UpdateKind::kFloat16Masters>);
-    case UpdateKind::kBFloat16Masters:
-      return launch(update<UpdateKind::kBFloat16Masters>);
-    case UpdateKind::kStochastic:
-      return launch(update<UpdateKind::kStochastic>);
-  }
-  return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace snug::kernels::detail

@@ -75,8 +75,8 @@ AdamWUpdate adamw_update(const Work& work, const std::vector<at::Tensor>& counte
           .found_inf = work.found_inf};
 }
 
-/// Whether a device has kernels of snug's own for AdamWUpdate: CUDA, and for tests a device of type PrivateUse1 after
-/// set_update_launcher(), up to set_update_launcher(nullptr).
+/// Whether a device has kernels of snug's own for AdamWUpdate: CUDA in a build with SNUG_CUDA_ADAMW, and for tests a
+/// device of type PrivateUse1 after set_update_launcher(), up to set_update_launcher(nullptr).
 bool has_device_update(c10::Device device);
 void set_update_launcher(kernels::detail::UpdateLauncher launcher);
 

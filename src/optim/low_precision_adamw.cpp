@@ -12,9 +12,9 @@
 #include "src/kernels/random_bits.h"
 #include "src/optim/adam_rules.h"
 
-// On the CPU and on CUDA snug's own kernels need one pass over memory. On other devices torch's FP32 kernel works on
-// masters, or on FP32 copies, and the results are rounded. The copies take little memory, because only some elements
-// are copied at a time.
+// On the CPU, and on devices with kernels of snug's own (has_device_update), one pass over memory suffices. On other
+// devices torch's FP32 kernel works on masters, or on FP32 copies, and the results are rounded. The copies take little
+// memory, because only some elements are copied at a time.
 
 namespace snug::detail {
 namespace {

@@ -126,9 +126,8 @@ std::optional<Point> Descent::best_change(const Point& from, int64_t budget, Tra
   std::optional<Point> best;
   double best_ratio = 0;
   // The tape comes with the first change, whichever the change is.
-  const bool has_tape = from.run.replayed > 0 || !from.run.offloaded.empty();
   const double before =
-      has_tape ? from.run.seconds : profile_.step_seconds(profile_.operator_seconds(), /*has_tape=*/true);
+      from.run.has_tape() ? from.run.seconds : profile_.step_seconds(profile_.operator_seconds(), /*has_tape=*/true);
   const auto consider = [&](const Stays& plan, double weight) {
     Point point = pool_.evaluate(plan, budget);
     if (point.possible() && point.overflow < from.overflow) {

@@ -252,8 +252,7 @@ class Simulator::Run {
         }
       }
     }
-    const bool has_tape = result_.replayed > 0 || !result_.offloaded.empty();  // otherwise plain training does the same
-    result_.seconds = profile_.step_seconds(seconds, has_tape, result_.replayed);
+    result_.seconds = profile_.step_seconds(seconds, result_.has_tape(), result_.replayed);
   }
 
   void step(const Event& event, double& seconds) {

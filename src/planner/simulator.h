@@ -67,6 +67,9 @@ struct Simulation {
   std::vector<int> written_by;
   /// Per storage that streams: the Unpack at which the storage's transfer back begins; -1: when needed.
   std::vector<int> fetched_at;
+
+  /// Whether the step runs under a tape. Without replays and transfers plain training does the same.
+  bool has_tape() const { return replayed > 0 || !offloaded.empty(); }
 };
 
 /// Predicts a step under any plan of a profile.
