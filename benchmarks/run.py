@@ -91,17 +91,6 @@ CLAIMS = [
 ] + [
     (f"step of a GPT of 6 blocks on 2 ranks: {what} in shares / DataParallel", ("data_parallel", way), ("data_parallel", "replicated"), 4, None)
     for way, what in (("state", "state"), ("gradients", "gradients and state"), ("weights", "weights, gradients and state"))
-] + [
-    # On a GPU the one kernel reads and writes once what the two operators read and write twice, and 16 bits are half of FP32. On a CPU
-    # there is no kernel: the ratios tell what the operator costs besides.
-    ("bias and GELU in 16 bits: add, then at::gelu / snug", ("bias_gelu", "unfused"), ("bias_gelu", "snug"), 10, None),
-    ("bias and GELU in 16 bits: at::gelu without bias / snug", ("bias_gelu", "gelu_alone"), ("bias_gelu", "snug"), 10, None),
-    ("bias and GELU: snug in FP32 / in 16 bits", ("bias_gelu", "snug_fp32"), ("bias_gelu", "snug"), 10, None),
-    ("bias and GELU in 16 bits, share of the memory bandwidth: a copy / snug", ("bias_gelu", "copy"), ("bias_gelu", "snug"), 10, None),
-    ("bias and GELU in 16 bits, with backward: add, then at::gelu / snug",
-     ("bias_gelu", "unfused_backward"), ("bias_gelu", "snug_backward"), 5, None),
-    ("bias and GELU, with backward: snug in FP32 / in 16 bits",
-     ("bias_gelu", "snug_backward_fp32"), ("bias_gelu", "snug_backward"), 5, None),
 ]
 
 

@@ -80,7 +80,6 @@ STEPS = [
     Step("sweep_python", "The same for Python's ways: checkpoint, selective, save_on_cpu, torch.compile",
          ["{python}", "benchmarks/peers/budget_sweep.py", "{sweep}", "{pairs}", "--device", "{device}"], 150),
     Step("optimizers", "Fused AdamW, unscaling and clipping, in turns with Python's", [*TURNS, "Python fused"], 50),
-    Step("bias_gelu", "bias_gelu against LibTorch's operators and the bandwidth", [*TURNS, "bias and GELU"], 30),
     Step("sin_cos", "Sine and cosine, 20,000 points: seconds and losses in FP16 with the scaler, then in FP32",
          ["sh", "-c", "printf 'float16 {epochs}\\nfloat32 {epochs}\\n' | benchmarks/sin_cos --device {device}"], 30),
     Step("plan", "snug plan", ["bin/snug", "plan", "--model", "{small}", "--batch", "{sequences}", "--device", "{device}"], 30),

@@ -13,7 +13,6 @@
 #include "snug/clip.h"
 #include "snug/core.h"
 #include "snug/extra/batch_norm.h"
-#include "snug/extra/bias_gelu.h"
 #include "snug/extra/ema.h"
 #include "snug/extra/gradient_noise.h"
 #include "snug/extra/reversible.h"

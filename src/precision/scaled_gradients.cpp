@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <iterator>
 #include <map>
 #include <unordered_set>
@@ -14,7 +15,6 @@
 
 #include "src/core/in_parts.h"
 #include "src/core/lazy_values.h"
-#include "src/kernels/finite.h"
 #include "src/precision/loss_scale.h"
 
 namespace snug::detail {
@@ -113,7 +113,7 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
 }
 
 FoundInf check_finite(const std::vector<ParameterPlace>& places) {
-  std::vector<at::Tensor> on_host;  // read by snug's kernel; torch's kernel writes each gradient back
+  std::vector<at::Tensor> on_host;  // read only; LibTorch's kernel that unscales writes each gradient back
   for (const ParameterPlace& place : places) {
     const at::Tensor values = values_of(place.parameter.grad());
     if (!values.is_cpu() || values.scalar_type() != at::kFloat || !values.is_non_overlapping_and_dense()) {
@@ -126,7 +126,8 @@ FoundInf check_finite(const std::vector<ParameterPlace>& places) {
   }
   std::atomic<bool> finite = true;
   in_parts(on_host, [&](size_t i, const Part& part) {
-    if (!kernels::all_finite(on_host[i].const_data_ptr<float>() + part.begin, part.end - part.begin)) {
+    const auto [least, most] = at::aminmax(part.of(on_host[i]));  // NaN where a value is NaN
+    if (!std::isfinite(least.item<float>()) || !std::isfinite(most.item<float>())) {
       finite = false;
     }
   });
