@@ -84,6 +84,8 @@ HostHome::HostHome(std::vector<c10::Storage> storages)
 
 void HostHome::open_window(int64_t bytes) {
   const HomeCopies copies;
+  window_ = at::Tensor();
+  extents_ = SpillExtents(0);
   window_ = at::empty({bytes}, at::TensorOptions(at::kByte).device(weights_.front().storage.device()));
   extents_ = SpillExtents(bytes);
   let_wait(copies_, stream_now(window_.device()));  // earlier users of the memory

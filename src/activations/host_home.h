@@ -34,7 +34,8 @@ class HostHome final : public WeightHome {
 
   /// Releases the memory of all storages, which are out from here on. The HostHome must live until take_back().
   void take_out();
-  /// Allocates the window on the device. Throws as an allocation does.
+  /// Allocates the window on the device, in place of an earlier window. All storages must be out. Throws as an
+  /// allocation does; then there is no window.
   void open_window(int64_t bytes);
   bool has_window() const { return window_.defined(); }
   /// All storages must be out. Gives all storages memory of their own again. Throws as an allocation does; then the
@@ -48,10 +49,10 @@ class HostHome final : public WeightHome {
   void let_go(size_t number, bool is_written) override;
   void finish_copies(size_t number) override;
 
-  /// The bytes of a window for `storages`: two of the largest, or all. The largest operand of an operator and the
-  /// largest operand of the next operator have room.
-  static int64_t window_for(const std::vector<c10::Storage>& storages) {
-    return WeightWindow::bytes_for(storages, 2, SpillExtents::kAlignment);
+  /// The bytes of a window for `storages`: for `count` of the largest, or for all. With two, the largest operand of an
+  /// operator and the largest operand of the next operator have room.
+  static int64_t window_for(const std::vector<c10::Storage>& storages, size_t count) {
+    return WeightWindow::bytes_for(storages, static_cast<int64_t>(count), SpillExtents::kAlignment);
   }
 
  private:

@@ -340,8 +340,9 @@ std::string DataParallel::Impl::explain_shards() const {
       "Each of the {} ranks has its share of the weights, the gradients and the optimizer's state. {} of weights come from "
       "other ranks through a window of {}, {}. {}",
       group_->size(), Bytes(weights_->bytes_elsewhere()).str(), Bytes(weights_->window_bytes()).str(),
-      weights_->window_bytes() < weights_->bytes_elsewhere() ? "again for each forward and each backward pass"
-                                                             : "once in a step",
+      weights_->window_bytes() < weights_->bytes_elsewhere()
+          ? "again for each forward and each backward pass, unless the window keeps them"
+          : "once in a step",
       sent);
 }
 

@@ -123,7 +123,18 @@ void RankedStep::shard_weights() { parallel_.impl().shard_weights(/*are_same=*/t
 PlacedBytes RankedStep::weights_of_others() const {
   const WeightShards* weights = parallel_.impl().weight_shards();
   return weights == nullptr ? PlacedBytes()
-                            : PlacedBytes{.in_memory = weights->window_bytes(), .outside = weights->bytes_elsewhere()};
+                            : PlacedBytes{.in_memory = weights->window_bytes() - weights->spare(),
+                                          .outside = weights->bytes_elsewhere()};
+}
+
+int64_t RankedStep::widen_window(int64_t spare) {
+  WeightShards* const weights = parallel_.impl().weight_shards();
+  return weights == nullptr ? 0 : weights->widen(spare);
+}
+
+int64_t RankedStep::spare() const {
+  const WeightShards* weights = parallel_.impl().weight_shards();
+  return weights == nullptr ? 0 : weights->spare();
 }
 
 void RankedStep::make_all_fit(Bytes budget, const std::function<int64_t()>& live, const std::exception_ptr& failure) {

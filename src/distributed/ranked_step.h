@@ -29,6 +29,8 @@ class RankedStep final : public StepRanks {
   const torch::optim::Optimizer* optimizer_of_shards() const override;
   std::string explain_shards() const override;
   PlacedBytes weights_of_others() const override;
+  int64_t widen_window(int64_t spare) override;
+  int64_t spare() const override;
   bool can_shard_weights() const override;
   bool has_weight_shards() const override;
   void shard_weights() override;

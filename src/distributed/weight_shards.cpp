@@ -175,6 +175,7 @@ void WeightShards::move_weights(int64_t window, const std::function<void(size_t 
   }
   seam_.emplace();
   const int64_t bytes = std::min(bytes_elsewhere(), window > 0 ? window : WeightWindow::bytes_for(storages, 2));
+  is_given_ = window > 0;
   home_ = std::make_unique<Home>(*this, bytes);
   window_.emplace(std::move(storages), *home_, bytes);
 }
@@ -248,6 +249,22 @@ std::vector<Writers::Part> WeightShards::parts_of(const at::Tensor& tensor) cons
     return {};
   }
   return {{static_cast<int64_t>(tensor.nbytes()), found->owner == group_.rank() ? tensor : at::Tensor()}};
+}
+
+int64_t WeightShards::widen(int64_t bytes) {
+  if (!window_ || is_given_) {
+    return 0;
+  }
+  const int64_t least = window_bytes() - spare_;
+  if (const int64_t more = std::min(bytes, bytes_elsewhere() - least); window_->should_widen(spare_, more)) {
+    window_->let_go();
+    window_->resize(least);
+    spare_ = 0;
+    home_->widen(more);
+    window_->resize(least + more);
+    spare_ = more;
+  }
+  return spare_;
 }
 
 int64_t WeightShards::bytes_elsewhere() const {

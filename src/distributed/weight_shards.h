@@ -65,6 +65,11 @@ class WeightShards final : public KeptOnRanks {
   /// Bytes of the weights of other ranks, and of the window through which these weights pass.
   int64_t bytes_elsewhere() const;
   int64_t window_bytes() const { return window_ ? window_->bytes() : 0; }
+  /// Makes the window of this rank `bytes` larger than at first, or large enough for all weights of other ranks, and
+  /// returns the bytes. Throws as an allocation does; then the window is as at first. No effect if the constructor got
+  /// a window.
+  int64_t widen(int64_t bytes);
+  int64_t spare() const { return spare_; }
   /// Bytes of weights that have come from other ranks, or are on their way, so far.
   int64_t bytes_received() const { return bytes_received_; }
 
@@ -87,6 +92,8 @@ class WeightShards final : public KeptOnRanks {
   std::optional<OperatorSeam> seam_;
   std::unique_ptr<Home> home_;
   std::optional<WeightWindow> window_;
+  bool is_given_ = false;  // the constructor got the window
+  int64_t spare_ = 0;
   std::atomic<int64_t> bytes_received_ = 0;
   std::atomic<bool> answers_ = false;  // the threads wait until the weights have moved
   std::atomic<bool> is_over_ = false;

@@ -34,6 +34,13 @@ void CountedHome::exceed(int64_t bytes) {
   }
 }
 
+void CountedHome::widen(int64_t bytes) {
+  more_.reset();
+  if (bytes > 0) {
+    more_.emplace(bytes);
+  }
+}
+
 void FileHome::let_go(size_t number, bool) {
   FileMemory::let_go(storages_[number].data(), static_cast<int64_t>(storages_[number].nbytes()));
 }

@@ -66,10 +66,12 @@ class CountedHome : public WeightHome {
   /// Throws as an allocation of the window's bytes throws.
   explicit CountedHome(int64_t window) : counted_(window) {}
   void exceed(int64_t bytes) override;
+  /// The window is `bytes` larger than at first. Throws as an allocation does; then the window is as at first.
+  void widen(int64_t bytes);
 
  private:
   CountedBytes counted_;
-  std::optional<CountedBytes> excess_;
+  std::optional<CountedBytes> more_, excess_;
 };
 
 /// The home of storages that lie in mapped files (AllocationsInFile): the system brings the pages. Code outside
@@ -101,6 +103,11 @@ class WeightWindow final {
   void let_go();
 
   int64_t bytes() const { return bytes_; }
+  /// All storages must be out, as after let_go().
+  void resize(int64_t bytes) { bytes_ = bytes; }
+  /// Whether the window should become `more` bytes larger than its least bytes, instead of `spare` bytes larger. A
+  /// small gain is not worth that all storages go out.
+  bool should_widen(int64_t spare, int64_t more) const { return more < spare || more - spare > bytes_ / 16; }
 
   /// Room for `count` of the largest storage, or for all storages if they are fewer bytes. The room of a storage is a
   /// multiple of `multiple`.
@@ -142,7 +149,7 @@ class WeightWindow final {
   std::vector<Entry> entries_;
   std::unordered_map<const c10::StorageImpl*, size_t> numbers_;
   WeightHome& home_;
-  const int64_t bytes_;                  // of the window
+  int64_t bytes_;                        // of the window
   std::mutex mutex_;                     // guards the members below; locked only before and after a kernel
   std::list<size_t> by_use_;             // entries that are in, the latest used first
   int64_t in_ = 0;                       // bytes of the entries in by_use_

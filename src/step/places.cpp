@@ -118,10 +118,11 @@ std::vector<c10::Storage> ModelPlace::storages() const {
   return large_storages({model_.parameters(), device.is_cpu() ? model_.buffers() : masters}, device);
 }
 
-// In a step no operator takes a master.
-int64_t ModelPlace::window_bytes() const {
-  return outside() == Place::Host ? HostHome::window_for(large_storages({model_.parameters()}, parameters_.device()))
-                                  : WeightWindow::bytes_for(storages());
+// For so many of the largest storages, or for all. In a step no operator takes a master.
+int64_t ModelPlace::window_for(size_t largest) const {
+  return outside() == Place::Host
+             ? HostHome::window_for(large_storages({model_.parameters()}, parameters_.device()), largest)
+             : WeightWindow::bytes_for(storages(), static_cast<int64_t>(largest));
 }
 
 bool ModelPlace::is_outside(const c10::Storage& storage) const {
@@ -155,7 +156,12 @@ PartInFile ModelPlace::bytes() const {
   return bytes;
 }
 
-void ModelPlace::put(Place place) {
+void ModelPlace::put(Place place, int64_t spare) {
+  go_to(place);
+  widen(spare);
+}
+
+void ModelPlace::go_to(Place place) {
   if (place == this->place()) {
     open_window();
     return;
@@ -177,6 +183,26 @@ void ModelPlace::put(Place place) {
   }
 }
 
+void ModelPlace::widen(int64_t spare) {
+  if (!window_) {
+    return;
+  }
+  const int64_t least = window_bytes(), more = std::min(spare, window_for(storages().size()) - least);
+  if (!window_->should_widen(spare_, more)) {
+    return;
+  }
+  window_->let_go();
+  window_->resize(least);
+  spare_ = 0;
+  if (on_host_) {
+    on_host_->open_window(least + more);
+  } else {
+    in_files_->widen(more);
+  }
+  window_->resize(least + more);
+  spare_ = more;
+}
+
 // Weights move first, and leave room for the small part of the gradients. If the rest has no room, weights come back.
 void ModelPlace::enter() {
   if (outside() == Place::Host) {
@@ -187,6 +213,7 @@ void ModelPlace::enter() {
     move(Place::File);
     gradients_.collect(parameters_.leaves(), *directory_);
     const int64_t window = WeightWindow::bytes_for(moved_);
+    spare_ = 0;
     in_files_ = std::make_unique<FileHome>(moved_, window);
     window_ = std::make_unique<WeightWindow>(moved_, *in_files_, window);
   } catch (...) {
@@ -219,6 +246,7 @@ void ModelPlace::enter_host() {
   window_ = std::move(window);
   on_host_ = std::move(home);
   moved_ = std::move(all);
+  spare_ = 0;
   try {
     open_window();
   } catch (...) {
@@ -245,6 +273,7 @@ void ModelPlace::leave() {
   window_.reset();
   in_files_.reset();
   on_host_.reset();
+  spare_ = 0;
   gradients_.drop();
   if (outside() == Place::File) {
     move(Place::Memory);

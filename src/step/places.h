@@ -53,13 +53,18 @@ class ModelPlace {
   /// Whether a part of the model was made outside (TensorsInFile, move_with_weights_on_host).
   bool was_made_outside() const;
   PartInFile bytes() const;
-  /// The bytes of PartInFile::beside for the window through which weights pass.
-  int64_t window_bytes() const;
+  /// The bytes of PartInFile::beside for the window through which weights pass, at its smallest.
+  int64_t window_bytes() const { return window_for(outside() == Place::Host ? 2 : 1); }
+  /// The bytes by which the window is larger.
+  int64_t spare() const { return spare_; }
   /// No effect if the model is in the place already, or cannot leave. Throws Error if files cannot be made, and as an
   /// allocation does; place() is then as before. Exception: if weights have left the device, and another user of the
   /// device takes the room before the window is allocated, then weights may find no room to come back. place() is then
   /// Host, without a window until the next put() or begin(). Drops gradients that were collected.
-  void put(Place place);
+  ///
+  /// `spare`: bytes by which the window may be larger, so that weights stay in the window from one operator to a later
+  /// operator. A larger window that has no room throws as an allocation does; spare() is then 0.
+  void put(Place place, int64_t spare = 0);
 
   // No effect while the model is in memory:
 
@@ -78,6 +83,9 @@ class ModelPlace {
   std::vector<c10::Storage> storages() const;
   bool is_outside(const c10::Storage& storage) const;
   std::optional<std::filesystem::path> directory_of_gradients() const;
+  int64_t window_for(size_t largest) const;
+  void go_to(Place place);
+  void widen(int64_t spare);
   void enter();
   void enter_host();
   void open_window();
@@ -90,6 +98,7 @@ class ModelPlace {
   std::unique_ptr<FileHome> in_files_;
   std::unique_ptr<HostHome> on_host_;
   std::unique_ptr<WeightWindow> window_;
+  int64_t spare_ = 0;
   std::vector<c10::Storage> moved_;
   GradientsOutside gradients_;
 };

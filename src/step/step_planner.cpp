@@ -67,13 +67,7 @@ StepPlanner::Known* StepPlanner::find_alike(const StepToPlan& step) {
   const auto growth_of = [&](const Known& known) -> std::optional<double> {
     return is_for_this_place(known) && known.state != PlanState::Read ? growth_since(known, step) : std::nullopt;
   };
-  const auto serves = [&](const Known& known) {
-    const std::optional<double> growth = growth_of(known);
-    const double more = (growth.value_or(0) - 1) * static_cast<double>(known.plan.choice.plan->peak_bytes);
-    return growth && static_cast<double>(known.plan.choice.peak_bytes + known.trials.more_than_before(step)) +
-                             std::max(0.0, more) <=
-                         static_cast<double>(limits_.budget - known.trials.counts().left_free);
-  };
+  const auto serves = [&](const Known& known) { return growth_of(known) && unused(known, step) >= 0; };
   for (Known& known : known_) {
     const bool keeps_everything = !known.plan.activations && known.plan.choice.micro_batches == 1;
     if (keeps_everything && growth_of(known).value_or(2) <= 1 && serves(known)) {
@@ -82,6 +76,22 @@ StepPlanner::Known* StepPlanner::find_alike(const StepToPlan& step) {
   }
   Known* found = closest(known_, growth_of);
   return found != nullptr && serves(*found) ? found : nullptr;
+}
+
+// Bytes of the budget that a step leaves unused, without a larger window. The plan's activations grow as the elements
+// of the batch do.
+int64_t StepPlanner::unused(const Known& known, const StepToPlan& step) const {
+  const double growth = growth_since(known, step).value_or(1);
+  const int64_t larger =
+      growth <= 1 ? 0 : static_cast<int64_t>((growth - 1) * static_cast<double>(known.plan.choice.plan->peak_bytes));
+  return limits_.budget - known.trials.counts().left_free - needed(known) - known.trials.more_than_before(step) -
+         larger;
+}
+
+void StepPlanner::count_spare(Known& known, int64_t spare) {
+  const int64_t more = spare - std::exchange(known.spare, spare);
+  known.plan.choice.peak_bytes += more;
+  known.plan.bytes.weights.in_memory += more;
 }
 
 std::optional<double> StepPlanner::growth_since(const Known& known, const StepToPlan& step) {
@@ -111,10 +121,15 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   }
   last_ = known;
   why_not_read_.clear();  // the plan says so
-  const Placement placement = known->plan.placement;
-  stays_ = {.state = std::max(stays_.state, placement.state), .model = std::max(stays_.model, placement.model)};
-  step.trial.put(stays_);
+  move_parts(step);
   return &known->plan;
+}
+
+// To the places of the last plan. Bytes that the plan leaves unused make the window of weights larger.
+void StepPlanner::move_parts(const StepToPlan& step) {
+  const Placement placement = last_->plan.placement;
+  stays_ = {.state = std::max(stays_.state, placement.state), .model = std::max(stays_.model, placement.model)};
+  count_spare(*last_, step.trial.put(stays_, std::max<int64_t>(0, unused(*last_, step))));
 }
 
 // Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits,
@@ -231,6 +246,7 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
     known.trials.keep_state_outside();
   }
   known.plan = known.trials.choose(step, choices_.find(step), same);
+  known.spare = 0;
   known.is_stale = false;
   if (!folder_.empty()) {
     known.recorded = known.plan.activations ? std::nullopt : std::optional(known.trials.recorded(known.plan.choice));
@@ -247,8 +263,7 @@ void StepPlanner::remember(const Known& known) {
 bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const {
   const StepChoice& choice = known.plan.choice;
   const StepTrials& trials = known.trials;
-  return known.is_stale ||
-         choice.peak_bytes + trials.more_than_before(step) > limits_.budget - trials.counts().left_free ||
+  return known.is_stale || needed(known) + trials.more_than_before(step) > limits_.budget - trials.counts().left_free ||
          std::min(choice.items, step.counts.batch) > step.counts.at_most;
 }
 
@@ -276,7 +291,11 @@ RankSplit StepPlanner::planned(const StepToPlan& step) const {
 
 // The choice is remembered for the largest share of all ranks, because any rank may be the rank that saves the choice.
 void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
-  if (last_ == nullptr || step.micro_batch > 0) {
+  if (last_ == nullptr) {
+    return;
+  }
+  move_parts(step);
+  if (step.micro_batch > 0) {
     return;
   }
   Known& known = *last_;
@@ -359,9 +378,12 @@ void StepPlanner::save() {
     return;
   }
   std::vector<SavedPlan> plans;
-  for (const Known& known : known_) {
+  for (Known& known : known_) {
     if (!known.is_stale) {
+      const int64_t spare = known.spare;
+      count_spare(known, 0);
       plans.push_back({known.trials.kind(), known.trials.counts(), known.plan, known.recorded});
+      count_spare(known, spare);
     }
   }
   try {

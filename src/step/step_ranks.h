@@ -72,6 +72,11 @@ class StepRanks {
   /// Weights in shards: the bytes of the weights of other ranks (`outside`), and of the window through which these
   /// weights pass (`in_memory`). Zeros: each rank has all weights.
   virtual PlacedBytes weights_of_others() const { return {}; }
+  /// `spare`: bytes of this rank for a larger window. Returns how many of the bytes the window takes. Throws as an
+  /// allocation does.
+  virtual int64_t widen_window(int64_t /*spare*/) { return 0; }
+  /// Bytes by which the window is larger.
+  virtual int64_t spare() const { return 0; }
   /// Whether the ranks can take less memory together, by shard_weights().
   virtual bool can_shard_weights() const { return false; }
   virtual bool has_weight_shards() const { return false; }

@@ -50,9 +50,10 @@ class TrialRunner {
   virtual int64_t idle_state_bytes() const = 0;
   /// After a loss: why the batch must not be cut; empty: the batch may be cut.
   virtual std::string pinned_by() const = 0;
-  /// Moves each part of the step to the part's place. No effect on parts that cannot leave. Throws as an allocation
+  /// Moves each part of the step to the part's place. No effect on parts that cannot leave. `spare`: bytes for a larger
+  /// window, if weights pass through a window; returns how many of the bytes the window takes. Throws as an allocation
   /// does.
-  virtual void put(Placement /*placement*/) {}
+  virtual int64_t put(Placement /*placement*/, int64_t /*spare*/ = 0) { return 0; }
   /// The step's bytes under a placement; activations are not counted.
   virtual BytesByKind bytes(Placement /*placement*/) const { return {}; }
   /// See StepRanks::explain_shards.

@@ -696,7 +696,7 @@ class Stepper::Impl {
       return live_bytes(stepper_.device()).count() - stepper_.budget_.journal().bytes() -
              (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) + state_bytes_ +
              stepper_.budget_.own_bytes() + buckets + (state.place() != Place::Memory ? state.bytes().saved() : 0) +
-             (model.place() != Place::Memory ? model.bytes().saved() : 0);
+             (model.place() != Place::Memory ? model.bytes().saved() - model.spare() : 0) - stepper_.ranks_->spare();
     }
     detail::EffectJournal& journal() override { return stepper_.budget_.journal(); }
     void load(int64_t items, bool to_measure) override {
@@ -738,9 +738,10 @@ class Stepper::Impl {
       };
       return is_known ? state_bytes_ - detail::state_bytes_to_come(stepper_.optimizer_, is_reached) : 0;
     }
-    void put(Placement placement) override {
+    int64_t put(Placement placement, int64_t spare) override {
       stepper_.budget_.state_place().put(placement.state);
-      stepper_.budget_.model_place().put(placement.model);
+      stepper_.budget_.model_place().put(placement.model, spare);
+      return stepper_.budget_.model_place().spare() + stepper_.ranks_->widen_window(spare);
     }
     BytesByKind bytes(Placement placement) const override { return stepper_.budget_.bytes(placement); }
     std::string explain_shards() const override { return stepper_.ranks_->explain_shards(); }

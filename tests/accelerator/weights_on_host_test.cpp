@@ -23,6 +23,7 @@
 #include "snug/memory.h"
 #include "snug/stepper.h"
 #include "src/activations/host_home.h"
+#include "src/core/allocated_bytes.h"
 #include "src/memory/absent_storage.h"
 #include "src/memory/operator_mode.h"
 #include "src/step/places.h"
@@ -482,14 +483,29 @@ TEST_F(WeightsOnHost, LetGradientsLeaveOnLateStreams) {
   }
 }
 
+// Beside weights that never leave.
+int64_t window_of(const StepPlan& plan, const nn::Sequential& model) {
+  int64_t small = 0;
+  for (const Tensor& parameter : model->parameters()) {
+    const auto bytes = static_cast<int64_t>(parameter.nbytes());
+    small += bytes < kWeight ? detail::allocated_bytes(bytes, device()) : 0;
+  }
+  return plan.bytes.weights.in_memory - small;
+}
+
 // Forward and backward wait for copies as long as planned, to a copy. A copy takes as long as four operators. With one
-// activation a layer the link is slower than the operators, with twelve faster.
+// activation a layer the link is slower than the operators, with twelve faster. The plan predicts the time of the
+// smallest window, of two weights. A larger window has fewer copies, for which only a step with a slow link waits.
 TEST_F(WeightsOnHost, TakeTheTimeThatThePlanPredicts) {
+  struct Timed {
+    double seconds, predicted;
+    int64_t window;
+  };
   const Batch batch = device_batch(16);
   constexpr double kCopy = static_cast<double>(kWeight) / sim_device::kBytesPerSecond;
   for (const int activations : {1, 12}) {
     SCOPED_TRACE(activations);
-    const auto seconds = [&](Bytes budget) {
+    const auto step_in = [&](Bytes budget) {
       StepperOptions with = options(budget);
       double backward_ended = 0;
       with.before_update = [&](const auto&) { backward_ended = sim_device::virtual_seconds(); };
@@ -505,13 +521,44 @@ TEST_F(WeightsOnHost, TakeTheTimeThatThePlanPredicts) {
       run.step(batch);
       const double began = sim_device::virtual_seconds();
       run.step(batch);
-      return std::pair(backward_ended - began, run.stepper.plan()->choice.seconds);
+      const StepPlan& plan = *run.stepper.plan();
+      return Timed{backward_ended - began, plan.choice.seconds, window_of(plan, model)};
     };
-    const auto [outside, predicted] = seconds(tight());
-    const auto [in_memory, predicted_in_memory] = seconds(Bytes(live() + 400 * kWeight));
-    EXPECT_LT(outside - in_memory, activations == 1 ? kLayers * kCopy : 3 * kCopy) << "the rest is hidden";
-    EXPECT_GT(predicted, predicted_in_memory);
-    EXPECT_NEAR(outside - in_memory, predicted - predicted_in_memory, kCopy);
+    const Timed wide = step_in(tight()), in_memory = step_in(Bytes(live() + 400 * kWeight));
+    ASSERT_GE(wide.window, 3 * kWeight);
+    const Timed narrow = step_in(Bytes(tight().count() - (wide.window - 2 * kWeight)));
+    ASSERT_LT(narrow.window, 3 * kWeight);
+    EXPECT_LT(narrow.seconds - in_memory.seconds, activations == 1 ? kLayers * kCopy : 3 * kCopy) << "the rest is hidden";
+    EXPECT_GT(narrow.predicted, in_memory.predicted);
+    EXPECT_NEAR(narrow.seconds - in_memory.seconds, narrow.predicted - in_memory.predicted, kCopy);
+    EXPECT_LE(wide.seconds, activations == 1 ? narrow.seconds - kCopy : narrow.seconds);
+  }
+}
+
+// Bytes that the plan leaves unused go to the window, until all weights are in the window.
+TEST_F(WeightsOnHost, StayInAWindowAsLargeAsTheBudgetAllows) {
+  const Batch batch = device_batch(16);
+  const std::string expected = plain_training(batch, 5);
+  int64_t before = 0;
+  for (const int64_t more : {0, 1, 2, 3}) {
+    SCOPED_TRACE(more);
+    const Bytes budget(tight().count() + more * kWeight);
+    PlannedTraining run(options(budget), layers());
+    for (int step = 0; step < 5; ++step) {
+      const StepResult result = run.step(batch);
+      const int64_t predicted = run.stepper.plan()->choice.peak_bytes;
+      EXPECT_LE(result.peak_bytes, predicted);
+      EXPECT_GE(result.peak_bytes, predicted - kSmallThings);
+      EXPECT_LE(predicted, budget.count());
+      EXPECT_EQ(result.step_downs, 0);
+    }
+    ASSERT_TRUE(is_outside(run));
+    EXPECT_TRUE(bits_of(run.state()) == expected);
+    const int64_t window = window_of(*run.stepper.plan(), run.model);
+    EXPECT_GT(window, before);
+    EXPECT_LE(window, kLayers * kWeight);
+    EXPECT_EQ(window == kLayers * kWeight, more == 3);
+    before = window;
   }
 }
 

@@ -197,7 +197,10 @@ class LayersAndState final : public detail::TrialRunner {
   int64_t fixed_bytes() const override { return kMiB; }
   detail::EffectJournal& journal() override { return journal_; }
   std::string described() const override { return ""; }
-  void put(Placement placement) override { places.push_back(placement.state); }
+  int64_t put(Placement placement, int64_t) override {
+    places.push_back(placement.state);
+    return 0;
+  }
 
   std::vector<Place> places;
 
