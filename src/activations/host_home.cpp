@@ -84,6 +84,9 @@ HostHome::HostHome(std::vector<c10::Storage> storages)
 
 void HostHome::open_window(int64_t bytes) {
   const HomeCopies copies;
+  if (window_.defined()) {
+    let_wait(stream_now(window_.device()), copies_);  // later users of the memory
+  }
   window_ = at::Tensor();
   extents_ = SpillExtents(0);
   window_ = at::empty({bytes}, at::TensorOptions(at::kByte).device(weights_.front().storage.device()));

@@ -78,7 +78,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   bool can_shard_weights() const { return options_.shard == Shard::Auto && weights_ == nullptr && group_->size() > 1; }
   void shard_weights(bool are_same);
   /// Null: each rank has all weights.
-  const detail::WeightShards* weight_shards() const { return weights_.get(); }
+  detail::WeightShards* weight_shards() const { return weights_.get(); }
   /// See StepRanks::explain_shards.
   std::string explain_shards() const;
   bool has_shards() const { return owners_ != nullptr; }

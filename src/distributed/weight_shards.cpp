@@ -218,6 +218,7 @@ void WeightShards::written() {
 
 void WeightShards::bring_all() {
   finish_reading();
+  widen(0);
   std::vector<c10::DataPtr> memory;
   std::exception_ptr failure;
   try {

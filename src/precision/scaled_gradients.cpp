@@ -126,7 +126,10 @@ FoundInf check_finite(const std::vector<ParameterPlace>& places) {
   }
   std::atomic<bool> finite = true;
   in_parts(on_host, [&](size_t i, const Part& part) {
-    const auto [least, most] = at::aminmax(part.of(on_host[i]));  // NaN where a value is NaN
+    // In the order of memory: at::aminmax would copy other tensors. NaN if a value is NaN.
+    const at::Tensor& gradient = on_host[i];
+    const auto [least, most] =
+        at::aminmax(gradient.as_strided({part.end - part.begin}, {1}, gradient.storage_offset() + part.begin));
     if (!std::isfinite(least.item<float>()) || !std::isfinite(most.item<float>())) {
       finite = false;
     }

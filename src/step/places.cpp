@@ -268,6 +268,7 @@ void ModelPlace::open_window() {
 void ModelPlace::leave() {
   if (on_host_) {
     window_->let_go();
+    widen(0);
     on_host_->take_back();
   }
   window_.reset();

@@ -33,6 +33,11 @@ class StepBudget {
   /// Weights leave, if they can and more than the budget is alive. Throws BudgetExceeded, on all ranks, if more than
   /// the budget is alive already on a rank; Error if a rank cannot use its directory for offload.
   void check();
+  /// The windows of weights become as small as possible.
+  void narrow_windows() {
+    model_place_.put(model_place_.place());
+    ranks_.widen_window(0);
+  }
 
   /// The smallest budget of all ranks.
   Bytes limit() const { return budget_; }

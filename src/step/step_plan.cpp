@@ -122,6 +122,11 @@ std::string StepPlan::explain() const {
     text +=
         "\nWeights and gradients are in the host's memory. An operator's weights come to the device when it runs.\n";
   }
+  if (spare_bytes > 0) {
+    text += fmt::format(
+        "\nThe window of weights has {} more, which the budget leaves free. The time is that of the smallest window.\n",
+        Bytes(spare_bytes).str());
+  }
   if (activations) {
     text += fmt::format("\nWithin a micro-batch:\n{}", activations->explain());
   } else if (slices == 1) {

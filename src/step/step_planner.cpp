@@ -25,6 +25,8 @@
 // - State and weights that a plan has put into files or on the host stay there for later plans. Otherwise batches of
 //   different sizes would move the state and weights back and forth. On the host the CPU makes the updates from then
 //   on, so on a device the bits of later steps can depend on the order of the batches.
+// - Weights outside pass through a window in memory. Plans count the smallest window. Bytes that a plan leaves unused
+//   make the window larger in its steps. A step that runs out of memory gives them back first.
 // - A step that fails is treated by the table in plan_life.h. The plan and the choices from before the first repetition
 //   are kept, and return if the step is not made in spite of all repetitions.
 // - The micro-batch of each plan is remembered in StepChoices, longer than the plan, and saved with a run. A resumed
@@ -84,14 +86,8 @@ int64_t StepPlanner::unused(const Known& known, const StepToPlan& step) const {
   const double growth = growth_since(known, step).value_or(1);
   const int64_t larger =
       growth <= 1 ? 0 : static_cast<int64_t>((growth - 1) * static_cast<double>(known.plan.choice.plan->peak_bytes));
-  return limits_.budget - known.trials.counts().left_free - needed(known) - known.trials.more_than_before(step) -
-         larger;
-}
-
-void StepPlanner::count_spare(Known& known, int64_t spare) {
-  const int64_t more = spare - std::exchange(known.spare, spare);
-  known.plan.choice.peak_bytes += more;
-  known.plan.bytes.weights.in_memory += more;
+  return limits_.budget - known.trials.counts().left_free - known.plan.choice.peak_bytes -
+         known.trials.more_than_before(step) - larger;
 }
 
 std::optional<double> StepPlanner::growth_since(const Known& known, const StepToPlan& step) {
@@ -103,7 +99,8 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   last_ = nullptr;  // in case of an exception
   Known* known = find_or_read(step);
   if (known == nullptr && step.is_within_window && step.counts.model_in_file.can_leave()) {
-    return nullptr;  // gradients of the window may be in files
+    step.trial.put(stays_);  // the micro-batch may need what a larger window takes
+    return nullptr;          // gradients of the window may be in files
   }
   if (known == nullptr) {
     Known made = plan_anew(step);
@@ -125,11 +122,16 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   return &known->plan;
 }
 
-// To the places of the last plan. Bytes that the plan leaves unused make the window of weights larger.
+// To the places of the last plan. Bytes that the plan leaves unused make the window of weights larger, except a little
+// room for predictions that fail.
 void StepPlanner::move_parts(const StepToPlan& step) {
-  const Placement placement = last_->plan.placement;
-  stays_ = {.state = std::max(stays_.state, placement.state), .model = std::max(stays_.model, placement.model)};
-  count_spare(*last_, step.trial.put(stays_, std::max<int64_t>(0, unused(*last_, step))));
+  StepPlan& plan = last_->plan;
+  const int64_t unit = limits_.budget / 64,
+                units = std::max<int64_t>(0, unused(*last_, step)) / std::max<int64_t>(1, unit);
+  stays_ = {.state = std::max(stays_.state, plan.placement.state),
+            .model = std::max(stays_.model, plan.placement.model)};
+  plan.spare_bytes = last_->may_widen ? units * unit : 0;  // also if there is no room: see step_down()
+  plan.spare_bytes = step.trial.put(stays_, plan.spare_bytes);
 }
 
 // Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits,
@@ -246,7 +248,6 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
     known.trials.keep_state_outside();
   }
   known.plan = known.trials.choose(step, choices_.find(step), same);
-  known.spare = 0;
   known.is_stale = false;
   if (!folder_.empty()) {
     known.recorded = known.plan.activations ? std::nullopt : std::optional(known.trials.recorded(known.plan.choice));
@@ -263,7 +264,8 @@ void StepPlanner::remember(const Known& known) {
 bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const {
   const StepChoice& choice = known.plan.choice;
   const StepTrials& trials = known.trials;
-  return known.is_stale || needed(known) + trials.more_than_before(step) > limits_.budget - trials.counts().left_free ||
+  return known.is_stale ||
+         known.plan.choice.peak_bytes + trials.more_than_before(step) > limits_.budget - trials.counts().left_free ||
          std::min(choice.items, step.counts.batch) > step.counts.at_most;
 }
 
@@ -378,12 +380,9 @@ void StepPlanner::save() {
     return;
   }
   std::vector<SavedPlan> plans;
-  for (Known& known : known_) {
+  for (const Known& known : known_) {
     if (!known.is_stale) {
-      const int64_t spare = known.spare;
-      count_spare(known, 0);
       plans.push_back({known.trials.kind(), known.trials.counts(), known.plan, known.recorded});
-      count_spare(known, spare);
     }
   }
   try {
@@ -404,6 +403,11 @@ bool StepPlanner::step_down(PlanEvent event) {
   }
   if (!before_) {
     before_.emplace(Before{*last_, choices_});
+  }
+  if (last_->plan.spare_bytes > 0) {
+    last_->plan.spare_bytes = 0;
+    last_->may_widen = false;
+    return true;
   }
   if (next_of(last_->state, event) == PlanNext::LeaveMoreFree) {
     StepTrials& trials = last_->trials;

@@ -86,7 +86,7 @@ class StepPlanner {
     PlanState state = PlanState::Tried;
     bool is_stale = false;                        // to be chosen again, from the same trials
     int64_t shared_batch = 0;                     // the largest batch that this choice was remembered for
-    int64_t spare = 0;                            // bytes in `plan` by which the window of the last step was larger
+    bool may_widen = true;                        // whether bytes that the plan leaves unused go to the window
     std::optional<ActivationPlan> recorded = {};  // see SavedPlan; only with a folder
   };
   // The beginning of a step that runs out of memory.
@@ -113,9 +113,7 @@ class StepPlanner {
   bool holds(const Known& read, const StepToPlan& step) const;
   void forget(const Known* known);
   bool is_outdated(const Known& known, const StepToPlan& step) const;
-  static int64_t needed(const Known& known) { return known.plan.choice.peak_bytes - known.spare; }
   int64_t unused(const Known& known, const StepToPlan& step) const;
-  static void count_spare(Known& known, int64_t spare);
   void move_parts(const StepToPlan& step);
   void choose(Known& known, const StepToPlan& step);
   void remember(const Known& known);

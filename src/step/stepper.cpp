@@ -325,10 +325,13 @@ class Stepper::Impl {
   }
 
   // Runs `part` within the budget. Throws nothing.
-  Attempt attempt(const std::function<void()>& part) const {
+  Attempt attempt(const std::function<void()>& part) {
     const Bytes budget = budget_.limit();
     Autocast::clear_cache();  // what passes before have cast is no part of the step
     try {
+      if (live_bytes(device()) > budget) {
+        budget_.narrow_windows();
+      }
       detail::check_budget(budget, device());
       const MemoryLimit limit(device(), budget);
       part();

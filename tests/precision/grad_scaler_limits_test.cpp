@@ -15,7 +15,10 @@
 #include "snug/clip.h"
 #include "snug/core.h"
 #include "snug/grad_scaler.h"
+#include "snug/memory.h"
 #include "src/memory/cpu_allocator.h"
+#include "src/memory/peak_watch.h"
+#include "src/precision/scaled_gradients.h"
 #include "tests/support/reads_during.h"
 #include "tests/support/tensors.h"
 
@@ -391,6 +394,32 @@ TEST(GradScalerUpdate, SeesWhatWasUnscaledAfterTheLastStep) {
   rounds.scaler.unscale_(second);
   rounds.scaler.update();
   EXPECT_EQ(rounds.scaler.get_scale(), 2);
+}
+
+// Two parts of the check, gaps at no place, and a layout that is not contiguous. The check allocates scalars alone.
+TEST(CheckFinite, FindsOneBadValueWhereverItIs) {
+  const Tensor p = torch::zeros({2, 3, 100, 101}, torch::requires_grad());
+  const torch::optim::SGD optimizer(std::vector{p}, torch::optim::SGDOptions(0.0));
+  for (const auto layout : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+    p.mutable_grad() = torch::ones_like(p, layout);
+    const Tensor values = p.grad().as_strided({p.numel()}, {1});
+    const auto is_bad = [&] {
+      const detail::PeakWatch watch(torch::kCPU);
+      const int64_t before = live_bytes(torch::kCPU).count();
+      const bool bad = detail::check_finite(detail::gradients_of(optimizer))[0].second.item<bool>();
+      EXPECT_LT(watch.peak() - before, 1 << 10);
+      return bad;
+    };
+    EXPECT_FALSE(is_bad());
+    for (const float bad : {kInf, -kInf, kNan}) {
+      for (const int64_t at : {int64_t{0}, int64_t{1}, p.numel() / 2, p.numel() - 1}) {
+        values[at] = bad;
+        EXPECT_TRUE(is_bad()) << bad << " at " << at;
+        values[at] = std::numeric_limits<float>::max();
+      }
+    }
+    EXPECT_FALSE(is_bad());
+  }
 }
 
 }  // namespace
