@@ -69,7 +69,7 @@ class ActivationPlan {
 /// gradients count. `forward_and_loss` must return the loss: a scalar that requires a gradient.
 ///
 /// The function first records the operators, the least time of each operator, and every byte that the passes take.
-/// `forward_and_loss` is called up to three times for the record. If plain training does not fit into `budget`, or into
+/// `forward_and_loss` is called twice for the record. If plain training does not fit into `budget`, or into
 /// a MemoryLimit in force, further calls are made under frugal plans, which drop and rebuild nearly everything saved:
 /// - one call without a backward pass;
 /// - one call for each attempt that did not fit: plain training, and at most 4 frugal plans, 24 on a CPU.

@@ -2,7 +2,6 @@
 of modules."""
 
 import contextlib
-import gc
 import random
 import sys
 import threading
@@ -73,11 +72,6 @@ def buffers_are_put_back(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
         yield
     finally:
         _of_thread.modules = before
-
-
-def live_modules() -> list[torch.nn.Module]:
-    """All modules of the process."""
-    return [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
 
 
 def random_state() -> tuple[Any, Any]:

@@ -4,11 +4,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from torch import Tensor
+from torch.nn import Module
 
 from . import _snug
 from ._environment import meet_compilers, modules_are_looked_at
 from ._errors import BudgetExceeded
-from ._other_state import buffers_are_put_back, live_modules
+from ._other_state import buffers_are_put_back
 
 
 def plan(loss_of: Callable[[], Tensor], budget: int | str) -> _snug.Plan:
@@ -57,6 +58,6 @@ def curve(loss_of: Callable[[], Tensor], points: int = 10) -> list[tuple[int, fl
 def _trials() -> Iterator[None]:
     """Steps that are no steps of training. Which modules they use cannot be told from a function."""
     meet_compilers()
-    modules = live_modules()
+    modules = _snug.live_instances(Module)  # of the process
     with buffers_are_put_back(modules), modules_are_looked_at(modules):
         yield

@@ -101,6 +101,18 @@ std::vector<std::pair<int64_t, double>> curve(py::function loss_of, int points) 
   return result;
 }
 
+// The objects of the process whose class is `kind` or derives from `kind`.
+py::list live_instances(const py::type& kind) {
+  const py::list all = py::module_::import("gc").attr("get_objects")();
+  py::list result;
+  for (const py::handle one : all) {
+    if (PyObject_TypeCheck(one.ptr(), reinterpret_cast<PyTypeObject*>(kind.ptr())) != 0) {
+      result.append(one);
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 void bind_plans(py::module_& module) {
@@ -125,6 +137,7 @@ void bind_plans(py::module_& module) {
   module.def("plan", &make_plan);
   module.def("curve", &curve);
   module.def("run_checked", &run_checked);
+  module.def("live_instances", &live_instances);
 }
 
 }  // namespace snug::python

@@ -59,9 +59,6 @@ using detail::OpTape;
 using detail::ProfiledStep;
 using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
-constexpr size_t kLeastRuns = 2;             // the first run is cold
-constexpr size_t kOperatorsToTime = 10'000;  // in all runs together: enough for medians of alike operators
-
 // The profiled step, over all runs.
 struct ToProfile {
   const std::function<at::Tensor()>& forward_and_loss;
@@ -339,9 +336,8 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
     }
   }
   const auto is_enough = [&](size_t runs) {
-    const size_t least = found && found->is_steady ? 1 : kLeastRuns;
-    return runs >= std::max(step.options.runs, least) ||
-           (runs >= kLeastRuns && runs * found->profile.operators.size() >= kOperatorsToTime);
+    constexpr size_t kToBeSteady = 2;
+    return runs >= std::max(step.options.runs, found && found->is_steady ? 0 : kToBeSteady);
   };
   for (size_t runs = 0; !is_enough(runs);) {
     try {

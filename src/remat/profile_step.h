@@ -31,9 +31,9 @@ struct ProfileOptions {
   bool may_fit_plainly = true;
   /// A plain run, or a run under `plan`, that does not fit ends the call. false: frugal plans are tried.
   bool only_so = false;
-  /// Enough runs. A step that kept other results than it let go of is run once more. Operators have the least time of
-  /// all runs.
-  size_t runs = 3;
+  /// Enough runs: the first run is cold. A step that kept other results than it let go of is run once more. Operators
+  /// have the least time of all runs.
+  size_t runs = 2;
 };
 
 /// Runs forward and backward passes and records the operators, the least time of each operator, and every byte that the

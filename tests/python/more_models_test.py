@@ -1,4 +1,4 @@
-"""Ten more kinds of models, of transformers, diffusers, peft, monai, torch_geometric and torch.compile, train in half of the plain
+"""Eleven more kinds of models, of transformers, diffusers, peft, monai, torch_geometric and torch.compile, train in half of the plain
 step's peak, or in the least that there is, with the bits of plain training.
 
 usage: more_models_test.py [--table [MODEL...]]
@@ -116,13 +116,30 @@ class Graphs(nn.Module):
         return F.cross_entropy(self.head(torch_geometric.nn.global_add_pool(nodes, graph, 16)), kinds)
 
 
-def graphs():
-    def batch(generator):
-        edges = torch.randint(0, 32, (2, 16 * 96), generator=generator) + torch.arange(16).repeat_interleave(96) * 32
-        kinds = torch.randint(0, 4, (16,), generator=generator)
-        return [torch.randn(512, 32, generator=generator), edges, torch.arange(16).repeat_interleave(32), kinds]
+def batch_of_graphs(generator):
+    edges = torch.randint(0, 32, (2, 16 * 96), generator=generator) + torch.arange(16).repeat_interleave(96) * 32
+    kinds = torch.randint(0, 4, (16,), generator=generator)
+    return [torch.randn(512, 32, generator=generator), edges, torch.arange(16).repeat_interleave(32), kinds]
 
-    return Graphs(), batch
+
+def graphs():
+    return Graphs(), batch_of_graphs
+
+
+class Gin(nn.Module):
+    """A graph isomorphism network, with BatchNorm and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch_geometric.nn.GIN(32, 64, 4, dropout=0.1, norm="batch_norm")
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, nodes, edges, graph, kinds):
+        return F.cross_entropy(self.head(torch_geometric.nn.global_add_pool(self.net(nodes, edges), graph, 16)), kinds)
+
+
+def gin():
+    return Gin(), batch_of_graphs
 
 
 class Volumes(nn.Module):
@@ -188,7 +205,7 @@ def compiled_blocks():
     return CompiledBlocks(), lambda g: [words(g)]
 
 
-MODELS = {make.__name__: make for make in (mamba, mixture_of_experts, diffusion, vae, speech, graphs, volumes, clip, lora, compiled_blocks)}
+MODELS = {make.__name__: make for make in (mamba, mixture_of_experts, diffusion, vae, speech, graphs, gin, volumes, clip, lora, compiled_blocks)}
 
 
 class Comparison:
