@@ -1,5 +1,6 @@
 // Whether the host waits for the device in a step, and how many operators a step queues beside the model's.
 
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <string>
@@ -180,6 +181,30 @@ TEST(Waits, TheCheckOfAPlanHasAsManyForManyLayersAsForFew) {
     return sim_device::host_reads() - before;
   };
   EXPECT_EQ(waits_for(12), waits_for(4));
+}
+
+// Only what the plan drops is compared.
+TEST(Waits, TheCheckOfAPlanHashesNoTensorThatThePlanKeeps) {
+  SNUG_SKIP_UNLESS_SIMULATED();
+  const auto operators_of = [](const auto& work) {
+    const double began = sim_device::virtual_seconds();
+    work();
+    return std::lround((sim_device::virtual_seconds() - began) / sim_device::kOperatorSeconds);
+  };
+  const auto operators_of_the_check = [&](int layers) {
+    torch::nn::Sequential model;
+    for (int i = 0; i < layers; ++i) {
+      model->push_back(torch::nn::Linear(8, 8));
+      model->push_back(torch::nn::GELU());
+    }
+    testing::move_to(*model, accelerator());
+    const Tensor x = torch::randn({512, 8}, accelerator());
+    const auto step = [&] { return model->forward(x).square().sum(); };
+    const plan::Profile profile = detail::profile_step(step);
+    const auto all = operators_of([&] { detail::plan_activations(profile, step, Bytes::unlimited()); });
+    return all - operators_of([&] { step().backward(); });
+  };
+  EXPECT_EQ(operators_of_the_check(12), operators_of_the_check(4));
 }
 
 }  // namespace
