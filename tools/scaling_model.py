@@ -94,11 +94,18 @@ def kept(way, model, ranks, tensors=math.inf):
     return sum(part / min(ranks, tensors) if i < divided else part for i, part in enumerate(parts))
 
 
-def sent(way, model, ranks, passes):
-    """Bytes that a rank sends in a step, on average. `passes`: how often each weight comes to each rank, if weights are in shards."""
+def sent(way, model, ranks, passes, group=None):
+    """Bytes that a rank sends in a step, on average. `passes`: how often each weight comes to each rank, if weights are in shards. `group`: the
+    ranks that share the model out, if not all of them; then the sum of each gradient goes round the groups, and round again when it is whole."""
+    group = group or ranks
     sums = 2 if way in ("replicated", "state") else 1  # an all-reduce is a reduce-scatter and an all-gather
     weights = {"replicated": 0, "all": passes}.get(way, 1)
-    return (ranks - 1) / ranks * (sums * model.gradients + weights * model.weights)
+    return (group - 1) / group * (sums * model.gradients + weights * model.weights) + between_groups(model, ranks, group) / group
+
+
+def between_groups(model, ranks, group):
+    """Bytes that a group sends to other groups in a step, on average."""
+    return 2 * (ranks - group) / ranks * model.gradients
 
 
 def network_seconds(way, model, network, ranks, passes, at_once, tensors):
@@ -154,6 +161,9 @@ def check_published():
             assert abs(kept(way, ZERO_MODEL, ranks) - gigabytes) < 0.06, (way, ranks, kept(way, ZERO_MODEL, ranks))
     for way, parameters in ZERO_SENT.items():
         assert abs(sent(way, Model(1, 1, 6), 1 << 20, passes=2) - parameters) < 1e-4, way
+    # As measured: ShardedGradients.TakeTheMemoryOfAShardInBackwardInTwoGroups and ...AreSentTwiceByTheFirstOfManyGroups, 12 layers on 4 ranks.
+    for group, layers in ((4, 9), (2, 12), (1, (24 + 24 + 12 + 12) / 4)):
+        assert sent("gradients and state", Model(0, 12, 24), 4, 1, group) == layers, group
 
 
 def self_test():
@@ -231,6 +241,18 @@ def print_ways():
     for ranks in counts:
         cells = ("{:.1f} to {:.1f}".format(*network_seconds(way, CPU_MODEL, CPUS, ranks, 2, 25 << 20, CPU_TENSORS)) for way in WAYS)
         print(f"| {ranks} | " + " | ".join(cells) + " |")
+
+
+def print_groups():
+    in_machine = 8
+    print(f"\nMachines of {in_machine} ranks: GB that a rank keeps, and that a machine sends to other machines in a step of two passes\n")
+    print("| ranks | all, one group | all, a group in each machine |\n|---|---|---|")
+    for ranks in COUNTS[1:]:
+        leaves = (ranks - in_machine) / (ranks - 1)  # the part of a rank's messages that goes to other machines
+        one = in_machine * leaves * sent("all", CPU_MODEL, ranks, 2)
+        cells = ((kept("all", CPU_MODEL, ranks, CPU_TENSORS), one),
+                 (kept("all", CPU_MODEL, in_machine, CPU_TENSORS), between_groups(CPU_MODEL, ranks, in_machine)))
+        print(f"| {ranks} | " + " | ".join(f"{keeps / 1e9:.2f}, sends {sends / 1e9:.1f}" for keeps, sends in cells) + " |")
 
 
 def print_fsdp2():
@@ -322,6 +344,7 @@ def main():
     else:
         print_tables()
         print_ways()
+        print_groups()
         print_fsdp2()
 
 

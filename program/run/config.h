@@ -85,7 +85,10 @@ struct TrainConfig {
   /// Muon is for a GPT; AdamW updates the GPT's embeddings, biases and norms.
   OptimizerChoice optimizer = OptimizerChoice::AdamW;
   bool shard_optimizer = false;  ///< on several ranks, each rank keeps a share of the state: see ShardedOptimizer
-  double lr = 1e-3;              ///< the highest learning rate, with warm-up and cosine
+  /// The ranks that share the model out among themselves, with a memory limit; 0: all. See
+  /// DataParallelOptions::shard_group.
+  int64_t shard_group = 0;
+  double lr = 1e-3;                        ///< the highest learning rate, with warm-up and cosine
   LrScaling lr_scaling = LrScaling::None;  ///< how `lr`, meant for kBaseBatch samples, follows `batch`
   double weight_decay = 0.1;               ///< of matrices; Adam and SGD add the decay to the gradient
   double clip_norm = 1.0;

@@ -185,6 +185,10 @@ constexpr std::array kSettings{
     Setting{"shard_optimizer", "--shard-optimizer", "",
             "Each of several ranks keeps its share of the optimizer's state", get<&T::shard_optimizer>,
             set<&T::shard_optimizer>},
+    Setting{
+        "shard_group", "--shard-group", "N",
+        "With --memory, each N consecutive ranks share the model out, as on a machine with N ranks (default 0: all)",
+        get<&T::shard_group>, set<&T::shard_group>, 0, /*is_later=*/true, /*may_change_on_resume=*/true},
     Setting{"lr", "--lr", "X", "Highest learning rate (default 0.001)", get<&T::lr>, set<&T::lr>},
     Setting{"lr_scaling", "--lr-scaling", "RULE",
             "How --lr, meant for a batch of 64, follows --batch: none (default), linear or sqrt",

@@ -234,6 +234,11 @@ class Trainer::Impl {
       throw ConfigError(
           "train: shard_optimizer shares the state out to ranks, and there is one; leave it out, or start several");
     }
+    if (start == Start::Fresh && config_.shard_group > 0 && !may_shard()) {
+      throw ConfigError(
+          "train: shard_group is for several ranks that share the model out; give --memory on several ranks, or leave it "
+          "out");
+    }
     if (start == Start::Resume && !std::filesystem::exists(log_path(config_.out))) {
       throw ConfigError(fmt::format("train: there is no run in '{}' to resume; leave --resume out to begin one",
                                     config_.out.string()));
@@ -286,6 +291,7 @@ class Trainer::Impl {
       // A plan counts the bytes on their way, and the default is more than a small model.
       options.bucket = Bytes(std::min(options.bucket.count(), 1 + weights / 16));
       options.shard = Shard::Auto;
+      options.shard_group = config_.shard_group;
       options.optimizer = optimizer_.sharded();
     }
     return ranks_.data_parallel(task_.module, options);

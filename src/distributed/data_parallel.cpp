@@ -225,10 +225,11 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
   detail::check_same_model(
       *group_,
       fmt::format("options bucket = {}, gradient_as_bucket_view = {}, find_unused_parameters = {}, static_graph = {}, "
-                  "reduction = {}, broadcast_buffers = {}, a hook = {}, shard = {}",
+                  "reduction = {}, broadcast_buffers = {}, a hook = {}, shard = {}, shard_group = {}",
                   options_.bucket.count(), options_.gradient_as_bucket_view, options_.find_unused_parameters,
                   options_.static_graph, options_.reduction == Reduction::Mean ? "Mean" : "Sum",
-                  options_.broadcast_buffers, options_.hook != nullptr, static_cast<int>(options_.shard)) +
+                  options_.broadcast_buffers, options_.hook != nullptr, static_cast<int>(options_.shard),
+                  options_.shard_group) +
           (options_.shard != Shard::None ? layouts_of(parameters) : ""),
       parameters, buffers);
   std::vector<at::Tensor> sent;
@@ -256,6 +257,13 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
   for (const auto& [name, tensor] : buffers) {
     check_can_be_sent("buffer", name, tensor);
     sent.push_back(tensor);
+  }
+  if (const int64_t ranks = options_.shard_group;
+      ranks < 0 || (ranks > 0 && (options_.shard == Shard::None || group_->size() % ranks != 0))) {
+    throw ConfigError(fmt::format(
+        "DataParallel: shard_group is {}, of {} ranks; give a divisor of that number, with shard, or 0 for one "
+        "group of all ranks",
+        ranks, group_->size()));
   }
   if (options_.shard != Shard::None) {
     make_owners();
@@ -306,14 +314,15 @@ void DataParallel::Impl::shard_weights(bool are_same) {
       on_weight[static_cast<size_t>(found - weights.begin())].push_back(parameter);
     }
   }
-  weights_ =
-      std::make_unique<detail::WeightShards>(*group_, std::move(weights), options_.window.count(), [&](size_t number) {
-        for (const at::Tensor& parameter : on_weight[number]) {
-          if (!are_same && parameter.numel() > 0) {
-            group_->broadcast({parameter});
-          }
-        }
-      });
+  const auto send_first = [&](size_t number) {
+    for (const at::Tensor& parameter : on_weight[number]) {
+      if (!are_same && parameter.numel() > 0) {
+        group_->broadcast({parameter});
+      }
+    }
+  };
+  weights_ = std::make_unique<detail::WeightShards>(*group_, owners_->group(), std::move(weights),
+                                                    options_.window.count(), send_first);
   owners_->before_writing = [this] { weights_->finish_reading(); };
   owners_->written = [this] { note_written(); };
 }
@@ -325,21 +334,27 @@ std::string DataParallel::Impl::explain_shards() const {
   if (!has_shards()) {
     return fmt::format("Each of the {} ranks has all weights and gradients.\n", group_->size());
   }
-  int64_t gradients = 0;
-  for (const at::Tensor& parameter : parameters_) {
-    gradients += owners_->of(parameter) != group_->rank() ? static_cast<int64_t>(parameter.nbytes()) : 0;
-  }
-  const std::string sent =
-      fmt::format("In a step this rank sends {} of gradients to their owners.\n", Bytes(gradients).str());
+  const std::string sent = fmt::format("In a step this rank sends {} of gradients to their owners.\n",
+                                       Bytes(shards_ ? shards_->bytes_of_pass() : 0).str());
+  const int in_group = owners_->group().size();
+  const std::string ranks = in_group == group_->size() ? fmt::format("Each of the {} ranks", in_group)
+                                                       : fmt::format("Each of the {} ranks in each of {} groups",
+                                                                     in_group, group_->size() / in_group);
   if (!weights_) {
+    const std::string weights = Bytes(owners_->bytes_elsewhere()).str();
     return fmt::format(
-        "Each of the {} ranks has all weights, and its share of the gradients and of the optimizer's state. {}",
-        group_->size(), sent);
+        "{} has all weights, and its share of the gradients and of the optimizer's state. {}An update brings {} of weights "
+        "from other ranks.{}\n",
+        ranks, sent, weights,
+        can_shard_weights()
+            ? " In shards, if no plan fits otherwise, these would be in no memory of this rank, and would "
+              "come for each forward and each backward pass."
+            : "");
   }
   return fmt::format(
-      "Each of the {} ranks has its share of the weights, the gradients and the optimizer's state. {} of weights come from "
-      "other ranks through a window of {}, {}. {}",
-      group_->size(), Bytes(weights_->bytes_elsewhere()).str(), Bytes(weights_->window_bytes()).str(),
+      "{} has its share of the weights, the gradients and the optimizer's state. {} of weights come from other ranks "
+      "through a window of {}, {}. {}",
+      ranks, Bytes(weights_->bytes_elsewhere()).str(), Bytes(weights_->window_bytes()).str(),
       weights_->window_bytes() < weights_->bytes_elsewhere()
           ? "again for each forward and each backward pass, unless the window keeps them"
           : "once in a step",
@@ -367,7 +382,11 @@ void DataParallel::Impl::make_owners() {
     }
   }
   check_optimizer();
-  owners_ = std::make_shared<detail::Owners>(all_, group_->size());
+  const int64_t ranks = options_.shard_group;
+  const auto make_group = [&] { return group_->impl().make_group(static_cast<int>(ranks)); };
+  const bool is_part = ranks > 0 && ranks < group_->size();
+  owners_ = std::make_shared<detail::Owners>(
+      all_, is_part ? group_->impl().attempt("make a group of shards", make_group) : group_);
   options_.optimizer->follow(owners_);
 }
 
@@ -522,7 +541,8 @@ void DataParallel::Impl::make_shards() {
   for (const at::Tensor& parameter : parameters_) {
     owners.push_back(owners_->of(parameter));
   }
-  shards_ = std::make_unique<detail::GradientShards>(*group_, parameters_, std::move(owners), options_.bucket.count());
+  shards_ = std::make_unique<detail::GradientShards>(*group_, owners_->group().size(), parameters_, std::move(owners),
+                                                     options_.bucket.count());
   has_reduced_ = false;
 }
 
@@ -911,13 +931,13 @@ at::Tensor DataParallel::Impl::clip(const std::vector<at::Tensor>& parameters, d
     return max_norm > 0 ? snug::clip_grad_norm_(parameters, max_norm) : grad_norm(parameters);
   }
   const auto counts_here = [this](const at::Tensor& parameter) {
-    return (sends(parameter) ? owners_->of(parameter) : 0) == group_->rank();
+    return (sends(parameter) ? owners_->of(parameter) : 0) == owners_->group().rank();
   };
   return detail::clip_over_ranks(parameters, max_norm, counts_here, [&](const at::Tensor& numbers) {
     if (before_sending) {
       before_sending();
     }
-    group_->all_reduce(numbers);
+    owners_->group().all_reduce(numbers);
   });
 }
 

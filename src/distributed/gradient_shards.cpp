@@ -28,9 +28,10 @@ double seconds_since(SteadyClock::time_point begin) {
 
 }  // namespace
 
-GradientShards::GradientShards(ProcessGroup& group, std::vector<at::Tensor> parameters, std::vector<int> owners,
-                               int64_t at_once)
+GradientShards::GradientShards(ProcessGroup& group, int group_size, std::vector<at::Tensor> parameters,
+                               std::vector<int> owners, int64_t at_once)
     : group_(group),
+      group_size_(group_size),
       parameters_(std::move(parameters)),
       owners_(std::move(owners)),
       at_once_(at_once),
@@ -100,6 +101,43 @@ void GradientShards::start_ready() {
   }
 }
 
+// The ranks whose values an owner of this group adds, in order: the owner in the group before, for the sum of all
+// groups before, and the ranks of this group.
+std::vector<int> GradientShards::addends() const {
+  std::vector<int> ranks;
+  if (number_ > 0) {
+    ranks.push_back(group_.rank() - group_size_);
+  }
+  for (int i = 0; i < group_size_; ++i) {
+    ranks.push_back(number_ * group_size_ + i);
+  }
+  return ranks;
+}
+
+// All but the last group hand on the sum so far, and all but the last but one the whole sum.
+int64_t GradientShards::bytes_to_send(size_t index) const {
+  const int sums = groups_ == 1 ? 0 : (number_ + 1 != groups_ ? 1 : 0) + (number_ + 2 != groups_ ? 1 : 0);
+  return (is_own(index) ? sums : 1) * static_cast<int64_t>(parameters_[index].nbytes());
+}
+
+int64_t GradientShards::bytes_of_pass() const {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    bytes += bytes_to_send(i);
+  }
+  return bytes;
+}
+
+c10::intrusive_ptr<c10d::Work> GradientShards::send(const at::Tensor& part, int to, size_t index) {
+  return group_.impl().named("send",
+                             [&] { return start_send(*group_.impl().backend, part, to, static_cast<int>(index)); });
+}
+
+c10::intrusive_ptr<c10d::Work> GradientShards::receive_from(int rank, const at::Tensor& part, size_t index) {
+  return group_.impl().named(
+      "receive", [&] { return start_receive(*group_.impl().backend, part, rank, static_cast<int>(index)); });
+}
+
 // All memory is allocated before the first element is sent.
 void GradientShards::start(size_t index) {
   const at::NoGradGuard no_grad;
@@ -109,8 +147,7 @@ void GradientShards::start(size_t index) {
   }
   const UnseenOperators unseen;
   const bool is_dense = parameter.is_non_overlapping_and_dense();
-  const auto others = static_cast<int64_t>(group_.size()) - 1;
-  const bool is_own = owners_[index] == group_.rank();
+  const std::vector<int> ranks = addends();
   Sent sent{.index = index};
   const at::Tensor own = keeps_nothing_ ? at::Tensor() : parameter.grad();
   has_gradient_[index] = own.defined() ? 1 : 0;
@@ -128,29 +165,29 @@ void GradientShards::start(size_t index) {
   const int64_t elements = sent.gradient.numel();
   sent.flat = is_dense ? memory_of(sent.gradient, 0, elements) : sent.gradient.view({elements});
   const auto of_element = static_cast<int64_t>(sent.flat.element_size());
-  sent.chunk =
-      std::clamp(at_once_ / of_element / std::max<int64_t>(1, others), int64_t{1}, std::max<int64_t>(1, elements));
-  sent.bytes = elements * of_element + (is_own ? others * sent.chunk * of_element : 0);
+  sent.chunk = std::clamp(at_once_ / of_element / std::max(1, group_size_ - (groups_ > 1 ? 0 : 1)), int64_t{1},
+                          std::max<int64_t>(1, elements));  // the same on all ranks
+  const int64_t others = is_own(index) ? static_cast<int64_t>(ranks.size()) - 1 : 0;
+  sent.bytes = (elements + others * sent.chunk) * of_element;
   while (!on_their_way_.empty() && bytes_on_their_way_ + sent.bytes > at_once_) {
     finish_first();
   }
-  for (int64_t i = 0; is_own && i < others; ++i) {
+  for (int64_t i = 0; i < others; ++i) {
     sent.arrived.push_back(at::empty({sent.chunk}, sent.flat.options()));
   }
   if (divisor_ > 1) {
     sent.flat.div_(divisor_);
   }
   parameter.mutable_grad().reset();
-  if (elements > 0 && is_own) {
+  if (elements > 0 && is_own(index)) {
     receive(sent, 0);
   } else if (elements > 0) {
     for (int64_t begin = 0; begin < elements; begin += sent.chunk) {
       const at::Tensor part = sent.flat.narrow(0, begin, std::min(sent.chunk, elements - begin));
-      sent.works.push_back(group_.impl().named(
-          "send", [&] { return start_send(*group_.impl().backend, part, owners_[index], static_cast<int>(index)); }));
+      sent.works.push_back(send(part, number_ * group_size_ + owners_[index], index));
     }
-    bytes_sent_ += elements * of_element;
   }
+  bytes_sent_ += bytes_to_send(index);
   bytes_on_their_way_ += sent.bytes;
   if (on_their_way_.empty()) {
     group_.impl().busy->begin();
@@ -158,16 +195,14 @@ void GradientShards::start(size_t index) {
   on_their_way_.push_back(std::move(sent));
 }
 
-// Receives a chunk of each other rank's gradient.
+// Receives a chunk of each other rank's values.
 void GradientShards::receive(Sent& sent, int64_t begin) {
   const int64_t count = std::min(sent.chunk, sent.flat.numel() - begin);
   sent.works.clear();
   size_t next = 0;
-  for (int rank = 0; rank < group_.size(); ++rank) {
+  for (const int rank : addends()) {
     if (rank != group_.rank()) {
-      const at::Tensor part = sent.arrived[next++].narrow(0, 0, count);
-      sent.works.push_back(group_.impl().named(
-          "receive", [&] { return start_receive(*group_.impl().backend, part, rank, static_cast<int>(sent.index)); }));
+      sent.works.push_back(receive_from(rank, sent.arrived[next++].narrow(0, 0, count), sent.index));
     }
   }
 }
@@ -183,7 +218,7 @@ void GradientShards::add_up(Sent& sent) {
     const at::Tensor own = sent.flat.narrow(0, begin, count);
     at::Tensor sum;
     size_t next = 0;
-    for (int rank = 0; rank < group_.size(); ++rank) {
+    for (const int rank : addends()) {
       at::Tensor part = own;
       if (rank != group_.rank()) {
         group_.impl().named("receive", [&] { sent.works[next]->wait(); });
@@ -191,9 +226,23 @@ void GradientShards::add_up(Sent& sent) {
       }
       sum.defined() ? static_cast<void>(sum.add_(part)) : static_cast<void>(sum = part);
     }
-    if (!sum.is_same(own)) {
-      own.copy_(sum);
-    }
+    send_round(sum, own, sent.index);
+  }
+}
+
+// `own` gets the sum of all groups. `sum`: of this group and the groups before; it may be `own`.
+void GradientShards::send_round(const at::Tensor& sum, const at::Tensor& own, size_t index) {
+  const int next = (group_.rank() + group_size_) % group_.size();
+  const int before = (group_.rank() + group_.size() - group_size_) % group_.size();
+  const auto wait = [&](const auto& work) { group_.impl().named("add up", [&] { work->wait(); }); };
+  if (number_ + 1 < groups_) {
+    wait(send(sum, next, index));
+    wait(receive_from(before, own, index));
+  } else if (!sum.is_same(own)) {
+    own.copy_(sum);
+  }
+  if (groups_ > 1 && number_ + 2 != groups_) {
+    wait(send(own, next, index));
   }
 }
 
@@ -202,7 +251,7 @@ void GradientShards::finish_first() {
   const auto begin = SteadyClock::now();
   Sent& sent = on_their_way_.front();
   const at::Tensor& parameter = parameters_[sent.index];
-  if (owners_[sent.index] == group_.rank()) {
+  if (is_own(sent.index)) {
     {
       const UnseenOperators unseen;
       add_up(sent);

@@ -6,7 +6,9 @@
 // Choice: every rank sends its gradient of a parameter to the owner, and the owner adds the ranks' gradients in the
 // order of ranks. The ranks send gradients in one order of parameters, so ranks whose graphs differ still match: the
 // order of registration from the end, or, after the first pass, the order in which rank 0's gradients were complete. A
-// rank that has not used a parameter sends zeros.
+// rank that has not used a parameter sends zeros. With several groups of shards the sum goes round the owners of the
+// groups: each owner adds the gradients of its group to the sum of the groups before, and the last owner's sum goes on
+// to the other owners. So only sums leave a group.
 // Consequence: the sum has the bits of any other sum in the order of ranks. With two ranks each sum of two has the same
 // bits. With more ranks, Gloo's all-reduce adds in an order that depends on the place of a number in its bucket.
 
@@ -24,9 +26,11 @@ namespace snug::detail {
 
 class GradientShards final {
  public:
-  /// `owners[i]` keeps the sum of the gradients of `parameters[i]`. `at_once`: bytes that may be on their way while
-  /// backward goes on: gradients, and what arrives at their owners.
-  GradientShards(ProcessGroup& group, std::vector<at::Tensor> parameters, std::vector<int> owners, int64_t at_once);
+  /// `group_size`: the ranks in a group of shards. `owners[i]`, from 0, is the rank in each group that keeps the sum of
+  /// the gradients of `parameters[i]`. `at_once`: bytes that may be on their way while backward goes on: gradients, and
+  /// what arrives at their owners.
+  GradientShards(ProcessGroup& group, int group_size, std::vector<at::Tensor> parameters, std::vector<int> owners,
+                 int64_t at_once);
   ~GradientShards();
   GradientShards(const GradientShards&) = delete;
   GradientShards& operator=(const GradientShards&) = delete;
@@ -48,6 +52,8 @@ class GradientShards final {
   void finish_with_zeros(bool may_be_unused);
 
   int64_t bytes_sent() const { return bytes_sent_; }
+  /// The bytes that this rank sends in each pass.
+  int64_t bytes_of_pass() const;
   /// Seconds in which nothing else was left to do.
   double seconds_waited() const { return waited_; }
 
@@ -58,20 +64,29 @@ class GradientShards final {
     at::Tensor gradient = {};              // of the owner: in the form of the parameter
     at::Tensor flat = {};                  // its elements
     int64_t chunk = 0;                     // elements
-    std::vector<at::Tensor> arrived = {};  // on the owner: a chunk of each other rank
+    std::vector<at::Tensor> arrived = {};  // on the owner: a chunk of each other rank of addends()
     Works works = {};                      // the sends; or the receives of a chunk
     int64_t bytes = 0;
   };
 
+  bool is_own(size_t index) const { return owners_[index] == group_.rank() % group_size_; }
+  std::vector<int> addends() const;
+  int64_t bytes_to_send(size_t index) const;
+  c10::intrusive_ptr<c10d::Work> send(const at::Tensor& part, int to, size_t index);
+  c10::intrusive_ptr<c10d::Work> receive_from(int rank, const at::Tensor& part, size_t index);
   void start_ready();
   void start(size_t index);
   void receive(Sent& sent, int64_t begin);
   void finish_first();
   void end_pass(bool may_be_unused, bool counts_all);
   void add_up(Sent& sent);
+  void send_round(const at::Tensor& sum, const at::Tensor& own, size_t index);
   void forget_sent();
 
   ProcessGroup& group_;
+  int group_size_;
+  int groups_ = group_.size() / group_size_;
+  int number_ = group_.rank() / group_size_;  // of this rank's group
   std::vector<at::Tensor> parameters_;
   std::vector<int> owners_;
   int64_t at_once_;

@@ -6,7 +6,8 @@
 
 namespace snug::detail {
 
-Owners::Owners(const DataParallel::NamedTensors& parameters, int ranks) {
+Owners::Owners(const DataParallel::NamedTensors& parameters, std::shared_ptr<ProcessGroup> group)
+    : group_(std::move(group)) {
   std::unordered_map<const c10::StorageImpl*, size_t> numbers;  // of storages, from 0
   std::vector<bool> is_trained;                                 // whether a parameter on the storage is trained
   std::vector<int64_t> bytes;
@@ -24,9 +25,12 @@ Owners::Owners(const DataParallel::NamedTensors& parameters, int ranks) {
     for (size_t i = 0; i < bytes.size(); ++i) {
       items.push_back({is_trained[i] == trained ? bytes[i] : 0, 1});
     }
-    for (const ShardPiece& piece : shard_layout(items, ranks, /*cut=*/0)) {
+    for (const ShardPiece& piece : shard_layout(items, group_->size(), /*cut=*/0)) {
       owner_of[piece.parameter] = piece.rank;
     }
+  }
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes_elsewhere_ += owner_of[i] != group_->rank() ? bytes[i] : 0;
   }
   for (const auto& [name, parameter] : parameters) {
     owners_.emplace(parameter.unsafeGetTensorImpl(), owner_of[numbers.at(parameter.storage().unsafeGetStorageImpl())]);

@@ -55,13 +55,13 @@ void detail::all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceO
   group.all_reduce(at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::kLong), op);
 }
 
-bool detail::has_another_failed(ProcessGroup& group, const std::exception_ptr& failure) {
-  int64_t failed = failure ? 1 : 0;
+std::optional<int> detail::failed_rank(ProcessGroup& group, const std::exception_ptr& failure) {
+  int64_t failed = failure ? group.rank() : -1;
   all_reduce(group, {&failed, 1}, ReduceOp::Max);
   if (failure) {
     std::rethrow_exception(failure);
   }
-  return failed != 0;
+  return failed >= 0 ? std::optional(static_cast<int>(failed)) : std::nullopt;
 }
 
 namespace {
@@ -203,27 +203,32 @@ detail::Meeting find_meeting(const ProcessGroupOptions& options, const detail::E
   return meeting;
 }
 
-// Connects the ranks, by all backends.
-void connect(ProcessGroup::Impl& impl, const detail::Meeting& meeting, const ProcessGroupOptions& options) {
-  const detail::LaunchPlace& place = meeting.place;
-  const bool is_local = place.size == 1 || (meeting.file.empty() && detail::is_loopback(place.host));
+// Connects the ranks that meet in impl.store, by all backends.
+void connect(ProcessGroup::Impl& impl, const detail::LaunchPlace& place, bool is_local,
+             const ProcessGroupOptions& options) {
+  const SigpipeBlocked in_new_threads;
+  impl.local_rank = place.local_rank;
   impl.backend =
       detail::make_gloo_backend(impl.store, place.rank, place.size, options.timeout, options.interface, is_local);
   impl.group = c10::make_intrusive<c10d::ProcessGroup>(impl.store, place.rank, place.size);
   impl.group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, impl.backend);
   impl.group->setDefaultBackend(c10d::ProcessGroup::GLOO);
-  impl.make_another_backend = [store = impl.store, place, options, is_local, made = 0]() mutable {
-    const SigpipeBlocked in_new_threads;
-    const auto part = c10::make_intrusive<c10d::PrefixStore>(fmt::format("another {}/", made++), store->clone());
-    return detail::make_gloo_backend(part, place.rank, place.size, options.timeout, options.interface, is_local);
+  impl.make_group = [&impl, place, is_local, options, made = 0](int ranks) mutable {
+    detail::LaunchPlace in_group = place;
+    in_group.rank %= ranks;
+    in_group.size = ranks;
+    auto group = std::make_unique<ProcessGroup::Impl>();
+    group->store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("group {} {}/", made++, place.rank / ranks),
+                                                          impl.store->clone());
+    group->heartbeat = impl.heartbeat;
+    group->who = impl.who;
+    connect(*group, in_group, is_local, options);
+    return std::make_shared<ProcessGroup>(std::move(group));
   };
   // NCCL waits in its store and keeps the store's lock while waiting, so the heartbeat must have another store.
   impl.make_device_backend = [store = impl.store, rank = place.rank, size = place.size, timeout = options.timeout] {
     return detail::make_nccl_backend(store->clone(), rank, size, timeout);
   };
-  if (place.size > 1) {
-    impl.heartbeat = std::make_unique<detail::Heartbeat>(impl.store, place.rank, place.size, meeting.serves_store());
-  }
 }
 
 }  // namespace
@@ -231,8 +236,7 @@ void connect(ProcessGroup::Impl& impl, const detail::Meeting& meeting, const Pro
 void ProcessGroup::Impl::fail(std::string_view operation, const std::exception& error) const {
   const auto [lost, behind] = heartbeat ? heartbeat->missing_ranks() : detail::Heartbeat::Missing();
   throw DistributedError(fmt::format(
-      "ProcessGroup.{}: failed on rank {} of {}: {}; {}", operation, group->getRank(), group->getSize(),
-      detail::first_line(error),
+      "ProcessGroup.{}: failed on {}: {}; {}", operation, who, detail::first_line(error),
       !lost.empty() ? fmt::format("rank {} has died, hangs or cannot be reached: see what it wrote last", lost)
       : !behind.empty()
           ? fmt::format("rank {} is alive, and has not come to this call: it hangs before it, or leaves it out", behind)
@@ -369,13 +373,18 @@ std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
   const detail::LaunchPlace& place = meeting.place;
   options.interface = option_or_variable(options.interface, environment, "GLOO_SOCKET_IFNAME");
   auto impl = std::make_unique<ProcessGroup::Impl>();
-  impl->local_rank = place.local_rank;
+  impl->who = fmt::format("rank {} of {}", place.rank, place.size);
+  const bool is_local = place.size == 1 || (meeting.file.empty() && detail::is_loopback(place.host));
   const SigpipeBlocked in_new_threads;
   try {
     detail::Attempt attempt(meeting);
     impl->store = detail::open_store(meeting, attempt);
     detail::call_the_roll(meeting, *impl->store);
-    connect(*impl, meeting, options);
+    connect(*impl, place, is_local, options);
+    if (place.size > 1) {
+      impl->heartbeat =
+          std::make_shared<detail::Heartbeat>(impl->store, place.rank, place.size, meeting.serves_store());
+    }
     attempt.succeed();
   } catch (const Error&) {
     throw;

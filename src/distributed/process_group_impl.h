@@ -8,7 +8,9 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -39,9 +41,9 @@ at::Tensor as_sent(const at::Tensor& tensor);
 /// memory.
 void all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceOp op = ReduceOp::Sum);
 
-/// All ranks call it with the exception that this rank has caught, or null. Rethrows the exception. Returns whether
-/// another rank has one. Works without memory.
-bool has_another_failed(ProcessGroup& group, const std::exception_ptr& failure);
+/// All ranks call it with the exception that this rank has caught, or null. Rethrows the exception. Returns another
+/// rank that has one. Works without memory.
+std::optional<int> failed_rank(ProcessGroup& group, const std::exception_ptr& failure);
 
 /// Start to send to, or to receive from, one rank: c10d's operations with tags. The calling thread takes no SIGPIPE
 /// from a rank that has just died.
@@ -97,9 +99,11 @@ class ProcessGroup::Impl {
   /// Makes the backend of the accelerator's tensors, or returns null without NCCL or such devices. The backend is made
   /// for the first tensor on the accelerator.
   std::function<c10::intrusive_ptr<c10d::Backend>()> make_device_backend;
-  /// Makes a second Gloo backend of the same ranks, for messages that must not meet others. All ranks must call it.
-  std::function<c10::intrusive_ptr<c10d::Backend>()> make_another_backend;
-  std::unique_ptr<detail::Heartbeat> heartbeat;  // null in a group of one
+  /// Makes a group of `ranks` consecutive ranks, of which this rank is one, with a Gloo backend of its own: its
+  /// messages meet no others. `ranks` divides the size. All ranks must call it.
+  std::function<std::shared_ptr<ProcessGroup>(int ranks)> make_group;
+  std::shared_ptr<detail::Heartbeat> heartbeat;  // of all ranks; null if there is one
+  std::string who;                               // for messages: "rank 1 of 4", of all ranks
   int local_rank = 0;
   Traffic traffic = {};
   /// The time in which started all-reduces were running.

@@ -40,8 +40,7 @@ struct RankWord {
   double items = 0;      // in Items, expected; in Sums, counted
   double loss_sum = 0;   // of losses on the CPU
   int64_t batch_items = 0;
-  int64_t metrics = 0;         // a hash of the metrics' names; 0: no metrics, or no items
-  int64_t metrics_length = 0;  // of the joined names
+  int64_t metrics = 0;  // a hash of the metrics' names; 0: no metrics, or no items
   RankSplit split = {};
 };
 

@@ -1,5 +1,7 @@
 #include "src/distributed/rank_writers.h"
 
+#include <fmt/format.h>
+
 #include "snug/core.h"
 
 namespace snug {
@@ -34,17 +36,16 @@ void RankWriters::add_up(std::span<int64_t> numbers) {
 }
 
 void RankWriters::agree(const std::exception_ptr& failure) {
-  constexpr const char* kAnother =
-      "ProcessGroup.save_together: another rank failed; its own message is on its standard error";
   if (has_failed_) {  // the other ranks know
     if (failure) {
       std::rethrow_exception(failure);
     }
-    throw DistributedError(kAnother);
+    throw DistributedError("ProcessGroup.save_together: the ranks have ended this save; an earlier error says why");
   }
   has_failed_ = true;
-  if (has_another_failed(group_, failure)) {
-    throw DistributedError(kAnother);
+  if (const auto rank = failed_rank(group_, failure)) {
+    throw DistributedError(
+        fmt::format("ProcessGroup.save_together: rank {} failed; its own message is on its standard error", *rank));
   }
   has_failed_ = false;
 }

@@ -40,6 +40,7 @@
 #include "src/core/fnv1a.h"
 #include "src/distributed/data_parallel_impl.h"
 #include "src/distributed/process_group_impl.h"
+#include "src/distributed/same_model.h"
 
 namespace snug::detail {
 namespace {
@@ -156,8 +157,10 @@ void RankedStep::make_all_fit(Bytes budget, const std::function<int64_t()>& live
     if (all[i] > budget.count()) {
       throw BudgetExceeded(fmt::format(
           "Stepper: {} of tensors are alive on rank {} outside of the step, more than the memory budget {}, the "
-          "smallest of all ranks",
-          Bytes(all[i]).str(), i / 2, budget.str()));
+          "smallest of all ranks; give a larger budget, or {}",
+          Bytes(all[i]).str(), i / 2, budget.str(),
+          has_weight_shards() ? "start more ranks, each of which keeps less of the weights"
+                              : "keep the weights in shards (DataParallelOptions::shard, on CPUs only)"));
     }
   }
 }
@@ -304,17 +307,13 @@ void RankedStep::agree_on_metrics(const Words& words, std::vector<std::string>& 
   if (std::ranges::all_of(words, [](const RankWord& word) { return word.metrics != 0; })) {
     return;
   }
-  std::vector<int64_t> letters(static_cast<size_t>(first->metrics_length));
-  if (rank() == first - words.begin()) {
-    std::ranges::copy(joined(metrics), letters.begin());
-  }
-  all_reduce(parallel_.group(), letters);
+  const auto texts = texts_of_all_ranks(parallel_.group(), joined(metrics));
   metrics.assign(1, "");
-  for (const int64_t letter : letters) {
+  for (const char letter : texts[static_cast<size_t>(first - words.begin())]) {
     if (letter == kBetweenNames) {
       metrics.emplace_back();
     } else {
-      metrics.back().push_back(static_cast<char>(letter));
+      metrics.back().push_back(letter);
     }
   }
 }
@@ -329,12 +328,11 @@ void RankedStep::sum(double& items, at::Tensor& sums, std::vector<std::string>& 
   if (sums.defined()) {
     room.narrow(0, 0, sums.numel()).copy_(sums);
   }
-  const std::string names = joined(metrics);
-  const Words words = talk(Talk::Sums, {.items = items,
-                                        .loss_sum = device.is_cpu() ? loss.item<double>() : 0.0,
-                                        .batch_items = batch_items,
-                                        .metrics = metrics.empty() ? 0 : 1 + static_cast<int64_t>(fnv1a(names)),
-                                        .metrics_length = static_cast<int64_t>(names.size())});
+  const Words words =
+      talk(Talk::Sums, {.items = items,
+                        .loss_sum = device.is_cpu() ? loss.item<double>() : 0.0,
+                        .batch_items = batch_items,
+                        .metrics = metrics.empty() ? 0 : 1 + static_cast<int64_t>(fnv1a(joined(metrics)))});
   agree_on_metrics(words, metrics);
   double of_losses = 0;
   items = 0;

@@ -21,8 +21,7 @@ int64_t checksum(const at::Tensor& tensor) {
 }  // namespace
 
 void check_replicas(ProcessGroup& group, const DataParallel::NamedTensors& tensors) {
-  // The last number marks a rank that has failed, so the other ranks do not wait for the failed rank.
-  std::vector<int64_t> own(tensors.size() + 1);
+  std::vector<int64_t> own(tensors.size());
   std::exception_ptr failure;
   try {
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -30,19 +29,15 @@ void check_replicas(ProcessGroup& group, const DataParallel::NamedTensors& tenso
     }
   } catch (...) {
     failure = std::current_exception();
-    own.back() = 1;
+  }
+  if (const auto rank = failed_rank(group, failure)) {
+    throw DistributedError(fmt::format(
+        "DataParallel.check_replicas: rank {} could not read its parameters; its own message is on its standard error",
+        *rank));
   }
   std::vector<int64_t> least = own, most = own;
   all_reduce(group, least, ReduceOp::Min);
   all_reduce(group, most, ReduceOp::Max);
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
-  if (most.back() != 0) {
-    throw DistributedError(
-        "DataParallel.check_replicas: another rank could not read its parameters; its own message is on its standard "
-        "error");
-  }
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (least[i] == most[i]) {
       continue;

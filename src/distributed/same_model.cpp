@@ -1,13 +1,13 @@
 #include "src/distributed/same_model.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "snug/core.h"
+#include "src/distributed/process_group_impl.h"
 
 namespace snug::detail {
 namespace {
@@ -32,15 +32,20 @@ std::string line_at(const std::string& text, size_t position) {
 }  // namespace
 
 std::vector<std::string> texts_of_all_ranks(ProcessGroup& group, const std::string& text) {
-  const at::Tensor lengths = group.all_gather(at::full({1}, static_cast<int64_t>(text.size()), at::kLong));
-  const at::Tensor bytes = at::zeros({lengths.max().item<int64_t>()}, at::kByte);
-  std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
-  const at::Tensor all = group.all_gather(bytes);
+  const auto ranks = static_cast<size_t>(group.size()), own = static_cast<size_t>(group.rank());
+  std::vector<int64_t> lengths(ranks);
+  lengths[own] = static_cast<int64_t>(text.size());
+  all_reduce(group, lengths);
+  std::vector<size_t> begins{0};  // of each rank's text, in words
+  for (const int64_t length : lengths) {
+    begins.push_back(begins.back() + static_cast<size_t>(length) / sizeof(int64_t) + 1);
+  }
+  std::vector<int64_t> words(begins.back());  // no tensor: a rank without tensor memory must not be missing
+  std::memcpy(&words[begins[own]], text.data(), text.size());
+  all_reduce(group, words);
   std::vector<std::string> result;
-  for (int64_t rank = 0; rank < group.size(); ++rank) {
-    const at::Tensor row = all[rank];
-    const auto* first = row.const_data_ptr<uint8_t>();
-    result.emplace_back(first, first + lengths[rank].item<int64_t>());
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    result.emplace_back(reinterpret_cast<const char*>(&words[begins[rank]]), static_cast<size_t>(lengths[rank]));
   }
   return result;
 }

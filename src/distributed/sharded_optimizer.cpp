@@ -76,11 +76,10 @@ class ShardedOptimizer::Impl {
   void cut();
   void take_new_parameters(const std::vector<OptimizerParamGroup>& groups);
   void lend_gradients() const;
-  bool is_well_on_all_ranks(bool is_well) const;
   void check_agreed(const at::Tensor& infinity) const;
   void gather() const;
   int64_t gathering_bytes() const;
-  std::vector<at::Tensor> pieces_of(int rank, bool all = true) const;
+  void broadcast_pieces(ProcessGroup& ranks, bool are_whole) const;
   bool has_own() const { return own != nullptr; }
   int owner_of(const at::Tensor& parameter) const { return owners ? owners->of(parameter) : -1; }
   bool has_state() const { return own && !own->state().empty(); }
@@ -134,8 +133,9 @@ std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
     result.insert(result.end(), some.begin(), some.end());
   }
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (const int owner = owner_of(parameters[i]); owner >= 0 && parameters[i].numel() > 0) {
-      result.push_back({i, owner, 0, parameters[i].numel()});
+    const int owner = parameters[i].numel() > 0 ? owner_of(parameters[i]) : -1;
+    for (int rank = owner; owner >= 0 && rank < group->size(); rank += owners->group().size()) {
+      result.push_back({i, rank, 0, parameters[i].numel()});  // one in each group of shards
     }
   }
   std::stable_sort(result.begin(), result.end(),
@@ -153,17 +153,6 @@ void ShardedOptimizer::Impl::cut() {
     views.push_back(is_whole ? all : detail::memory_of(all, piece.begin, piece.end));
   }
   own = make_own(*whole);
-}
-
-// `all`: also parameters that stay whole.
-std::vector<at::Tensor> ShardedOptimizer::Impl::pieces_of(int rank, bool all) const {
-  std::vector<at::Tensor> result;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    if (pieces[i].rank == rank && (all || owner_of(parameters[pieces[i].parameter]) < 0)) {
-      result.push_back(views[i]);
-    }
-  }
-  return result;
 }
 
 std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer& like) const {
@@ -254,12 +243,6 @@ void ShardedOptimizer::Impl::lend_gradients() const {
   }
 }
 
-bool ShardedOptimizer::Impl::is_well_on_all_ranks(bool is_well) const {
-  int64_t failed = is_well ? 0 : 1;  // on the stack, because a failed rank may have no memory left
-  detail::all_reduce(*group, {&failed, 1}, ReduceOp::Max);
-  return failed == 0;
-}
-
 // Throws ConfigError, on all ranks, if only some ranks have found an infinity: each rank sees its own gradients.
 void ShardedOptimizer::Impl::check_agreed(const at::Tensor& infinity) const {
   const int64_t found = infinity.item<double>() != 0 ? 1 : 0;
@@ -273,16 +256,27 @@ void ShardedOptimizer::Impl::check_agreed(const at::Tensor& infinity) const {
 }
 
 void ShardedOptimizer::Impl::gather() const {
-  const bool are_sent = !owners || !owners->written;
-  if (!are_sent) {
+  if (owners && owners->written) {
     owners->written();
+  } else if (owners) {
+    broadcast_pieces(owners->group(), /*are_whole=*/true);
   }
-  for (int rank = 0; group->size() > 1 && rank < group->size(); ++rank) {
-    if (const std::vector<at::Tensor> theirs = pieces_of(rank, are_sent); !theirs.empty()) {
-      group->broadcast(theirs, rank);
-    }
-  }
+  broadcast_pieces(*group, /*are_whole=*/false);
   Autocast::clear_cache();
+}
+
+// `ranks`: consecutive ranks of `group`. `are_whole`: pieces of parameters that stay whole, or the other pieces.
+void ShardedOptimizer::Impl::broadcast_pieces(ProcessGroup& ranks, bool are_whole) const {
+  const int first = group->rank() - ranks.rank();
+  for (int rank = 0; ranks.size() > 1 && rank < ranks.size(); ++rank) {
+    std::vector<at::Tensor> theirs;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      if (pieces[i].rank == first + rank && are_whole == (owner_of(parameters[pieces[i].parameter]) >= 0)) {
+        theirs.push_back(views[i]);
+      }
+    }
+    ranks.broadcast(theirs, rank);
+  }
 }
 
 // The state of all ranks, for a save.
@@ -390,10 +384,11 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
   }
   const auto tell = [&] {
     has_told = true;
-    if (!impl_->is_well_on_all_ranks(true)) {
-      throw Error(
-          "ShardedOptimizer.step: the update of another rank has failed before it began, so no rank makes it; see that "
-          "rank's error");
+    if (const auto rank = detail::failed_rank(*impl_->group, nullptr)) {
+      throw Error(fmt::format(
+          "ShardedOptimizer.step: the update of rank {} has failed before it began, so no rank makes it; see that rank's "
+          "error",
+          *rank));
     }
   };
   try {
@@ -404,7 +399,7 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
     update_own(grad_scale, found_inf, hook ? hook : tell);
   } catch (...) {
     if (!has_told) {
-      impl_->is_well_on_all_ranks(false);
+      detail::failed_rank(*impl_->group, std::current_exception());
     }
     throw;
   }
@@ -421,7 +416,7 @@ void ShardedOptimizer::update_own(const at::Tensor& grad_scale, const at::Tensor
   copy_options(param_groups_, impl_->own->param_groups());
   // Takes the gradients back from the pieces, because a gradient must be free when the parameter releases the gradient.
   const auto give_back = c10::make_scope_exit([this] {
-    for (const at::Tensor& piece : impl_->pieces_of(impl_->group->rank())) {
+    for (const at::Tensor& piece : impl_->views) {
       piece.mutable_grad().reset();
     }
   });
@@ -463,9 +458,9 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
   } catch (...) {
     error = std::current_exception();
   }
-  if (detail::has_another_failed(*impl_->group, error)) {
-    throw CorruptFile(
-        "ShardedOptimizer.load_state_dict: the state does not fit another rank's share; see that rank's error");
+  if (const auto rank = detail::failed_rank(*impl_->group, error)) {
+    throw CorruptFile(fmt::format(
+        "ShardedOptimizer.load_state_dict: the state does not fit the share of rank {}; see that rank's error", *rank));
   }
   impl_->whole = std::move(whole);
   impl_->own = std::move(own);
@@ -497,8 +492,10 @@ int64_t ShardedOptimizer::Impl::gathering_bytes() const {
   std::vector<int64_t> bytes(static_cast<size_t>(group->size()));
   int64_t largest = 0;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    if (owners && owners->written && owner_of(parameters[pieces[i].parameter]) >= 0) {
-      continue;  // not sent
+    const bool is_whole = owner_of(parameters[pieces[i].parameter]) >= 0;
+    if (is_whole &&
+        (owners->written || pieces[i].rank / owners->group().size() != group->rank() / owners->group().size())) {
+      continue;  // not sent, or not to this rank
     }
     const auto of_piece = static_cast<int64_t>(views[i].nbytes());
     bytes[static_cast<size_t>(pieces[i].rank)] += of_piece;

@@ -114,16 +114,17 @@ class WeightShards::Home final : public CountedHome {
   std::exception_ptr failure_;  // of an arrival: the group cannot be used any more
 };
 
-WeightShards::WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
+WeightShards::WeightShards(ProcessGroup& all, ProcessGroup& group, std::vector<Weight> weights, int64_t window,
                            const std::function<void(size_t number)>& send_first)
-    : KeptOnRanks(group),
+    : KeptOnRanks(all),
+      all_(all),
       group_(group),
       weights_(std::move(weights)),
       requests_(static_cast<size_t>(group.size())),
       waits_(static_cast<size_t>(group.size())) {
   if (group_.size() > 1) {  // first: an exception leaves all weights as they are
     ProcessGroup::Impl& impl = group_.impl();
-    backend_ = impl.attempt("shard the weights", [&] { return impl.make_another_backend(); });
+    backend_ = impl.attempt("shard the weights", [&] { return impl.make_group(group_.size())->impl().backend; });
   }
   try {
     start_threads();
@@ -148,12 +149,13 @@ void WeightShards::start_threads() {
     failure = std::make_exception_ptr(Error(fmt::format(
         "DataParallel: rank {} cannot start the threads that answer for its weights: {}; raise the limit of "
         "processes (ulimit -u), or shard no weights",
-        group_.rank(), error.what())));
+        all_.rank(), error.what())));
   }
-  if (has_another_failed(group_, failure)) {
-    throw Error(
-        "DataParallel: another rank cannot start threads, so all ranks keep all weights; its own message is on its "
-        "standard error");
+  if (const auto rank = failed_rank(all_, failure)) {
+    throw Error(fmt::format(
+        "DataParallel: rank {} cannot start threads, so all ranks keep all weights; its own message is on its standard "
+        "error",
+        *rank));
   }
 }
 
@@ -229,9 +231,9 @@ void WeightShards::bring_all() {
     failure = std::current_exception();
     memory.clear();
   }
-  if (has_another_failed(group_, failure)) {
-    throw Error(
-        "DataParallel.gather_weights: another rank has no memory for all weights, so all weights stay in shards");
+  if (const auto rank = failed_rank(all_, failure)) {
+    throw Error(fmt::format(
+        "DataParallel.gather_weights: rank {} has no memory for all weights, so all weights stay in shards", *rank));
   }
   window_.reset();
   home_.reset();
@@ -249,7 +251,8 @@ std::vector<Writers::Part> WeightShards::parts_of(const at::Tensor& tensor) cons
   if (found == weights_.end()) {
     return {};
   }
-  return {{static_cast<int64_t>(tensor.nbytes()), found->owner == group_.rank() ? tensor : at::Tensor()}};
+  const bool is_written_here = found->owner == all_.rank();  // by the first group
+  return {{static_cast<int64_t>(tensor.nbytes()), is_written_here ? tensor : at::Tensor()}};
 }
 
 int64_t WeightShards::widen(int64_t bytes) {

@@ -41,11 +41,12 @@ class WeightShards final : public KeptOnRanks {
     int owner;
   };
 
-  /// The same weights on all ranks. Calls `send_first(i)`, which gives all ranks the values of weight i, then moves the
-  /// weight into memory on the owner and releases the weight elsewhere. `window`: bytes of other ranks' weights that
-  /// are in memory at a time, at most all of them; 0: twice the largest weight of another rank. Throws on all ranks,
-  /// and leaves all weights as they are, if a rank cannot start threads.
-  WeightShards(ProcessGroup& group, std::vector<Weight> weights, int64_t window,
+  /// The same weights on all ranks. `group`: the ranks among which the weights are divided, a part of `all`.
+  /// Weight::owner is a rank of `group`. Calls `send_first(i)`, which gives all ranks the values of weight i, then
+  /// moves the weight into memory on the owner and releases the weight elsewhere. `window`: bytes of other ranks'
+  /// weights that are in memory at a time, at most all of them; 0: twice the largest weight of another rank. Throws on
+  /// all ranks, and leaves all weights as they are, if a rank cannot start threads.
+  WeightShards(ProcessGroup& all, ProcessGroup& group, std::vector<Weight> weights, int64_t window,
                const std::function<void(size_t number)>& send_first);
   ~WeightShards() override;
   WeightShards(const WeightShards&) = delete;
@@ -84,6 +85,7 @@ class WeightShards final : public KeptOnRanks {
   void answer(int rank) noexcept;
   void end_threads() noexcept;
 
+  ProcessGroup& all_;
   ProcessGroup& group_;
   std::vector<Weight> weights_;
   std::vector<size_t> elsewhere_;  // numbers of the weights of other ranks; the window's numbers are places here

@@ -188,8 +188,24 @@ class Sharded(RanksTest):
                 self.assertEqual((out / "model.safetensors").read_bytes(), model)
                 self.assertEqual(self.steps("run")[-1]["validation_loss"], last["validation_loss"])
 
+    def test_trains_in_two_groups_and_resumes_in_one(self):
+        self.train("one")
+        self.train_on(4, self.train_command("run", "--memory", "11MiB", "--shard-group", "2"))
+        self.goes_as("one", "run")
+        self.assertIn("in each of 2 groups has its share of the weights", self.events("run", "plan")[-1]["explanation"])
+        weights, share = (self.steps(out)[-1]["memory"]["parameters"] for out in ("one", "run"))
+        self.assertLess(0.4 * weights, share)
+        shutil.rmtree(self.folder / "run" / "snapshots" / "step-00000008")
+        resume = [SNUG, "train", "--resume", "--out", self.folder / "run"]
+        for status, _, err in self.ended(self.started(3, resume)):
+            self.assertEqual(status, 2)
+            self.assertIn("shard_group is 2, of 3 ranks", err)
+        self.train_on(3, [*resume, "--shard-group", "0"])
+        self.goes_as("one", "run")
+
     def test_alone_is_refused(self):
         self.refuses(2, *self.train_command("run", "--shard-optimizer")[1:], says=["shard_optimizer"])
+        self.refuses(2, *self.train_command("run", "--shard-group", "2")[1:], says=["shard_group"])
 
 
 class Killed(RanksTest):

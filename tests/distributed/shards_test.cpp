@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,6 +35,7 @@
 #include "src/distributed/process_group_impl.h"
 #include "src/memory/peak_watch.h"
 #include "tests/distributed/ranks.h"
+#include "tests/support/failing_file_system.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"
@@ -164,14 +166,14 @@ struct OddRun {
   bool is_checkpointed = false;
 };
 
-void expect_the_bits_of_data_parallel(int ranks, Shard shard) {
+void expect_the_bits_of_data_parallel(int ranks, Shard shard, int shard_group = 0) {
   on_ranks(ranks, [&] {
     const auto group = init_process_group(quick());
     for (const auto reduction : {Reduction::Mean, Reduction::Sum}) {
       for (const int micro_batches : {1, 3}) {
         for (const Bytes bucket : {Bytes(64), Bytes(25 << 20)}) {
           OddRun plain(group, {.reduction = reduction, .hook = ranks == 2 ? CommHook() : kInOrderOfRanks});
-          OddRun sharded(group, {.bucket = bucket, .reduction = reduction, .shard = shard});
+          OddRun sharded(group, {.bucket = bucket, .reduction = reduction, .shard = shard, .shard_group = shard_group});
           const auto expected = plain.train(5, micro_batches);
           EXPECT_TRUE(same_bits(sharded.train(5, micro_batches), expected));
           EXPECT_EQ(sharded.norms, plain.norms);
@@ -187,6 +189,19 @@ TEST(ShardedGradients, GiveTheBitsOfSumsInTheOrderOfRanksOnThreeRanks) {
 }
 TEST(ShardedGradients, GiveTheBitsOfSumsInTheOrderOfRanksOnFourRanks) {
   expect_the_bits_of_data_parallel(4, Shard::Gradients);
+}
+
+TEST(ShardedGradients, GiveTheBitsOfSumsInTheOrderOfRanksInTwoGroups) {
+  expect_the_bits_of_data_parallel(4, Shard::Gradients, /*shard_group=*/2);
+}
+TEST(ShardedGradients, GiveTheBitsOfSumsInTheOrderOfRanksInThreeGroups) {
+  expect_the_bits_of_data_parallel(6, Shard::Gradients, /*shard_group=*/2);
+}
+TEST(ShardedGradients, GiveTheBitsOfSumsInTheOrderOfRanksInGroupsOfOne) {
+  expect_the_bits_of_data_parallel(3, Shard::Gradients, /*shard_group=*/1);
+}
+TEST(ShardedWeights, GiveTheBitsOfSumsInTheOrderOfRanksInTwoGroups) {
+  expect_the_bits_of_data_parallel(4, Shard::Weights, /*shard_group=*/2);
 }
 
 TEST(ShardedWeights, GiveTheBitsOfDataParallelOnTwoRanks) { expect_the_bits_of_data_parallel(2, Shard::Weights); }
@@ -281,21 +296,27 @@ void save(OddRun& run, const std::filesystem::path& folder) {
   });
 }
 
-TEST(ShardedWeights, AreSavedInOneSnapshotThatAnyNumberOfRanksLoads) {
-  on_ranks(3, [] {
+void expect_one_snapshot(int ranks, int shard_group) {
+  on_ranks(ranks, [=] {
     const std::filesystem::path folder = testing::shared_folder();
     const auto group = init_process_group(quick());
-    OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, {.shard = Shard::Weights});
+    const DataParallelOptions in_shards{.shard = Shard::Weights, .shard_group = shard_group};
+    OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, in_shards);
     plain.train(2);
     sharded.train(2);
     save(sharded, folder);
     EXPECT_EQ(SnapshotStore(folder / "snapshots").inspect().at(0).damage, "");
     EXPECT_EQ(read_safetensors_metadata(folder / "model.safetensors").at("rank"), "");
+    if (group->rank() == 0) {  // one rank alone
+      save_safetensors(folder / "whole.safetensors", named_weights(plain), {{"rank", ""}});
+      EXPECT_EQ(detail::FileSystem::real().read_file(folder / "whole.safetensors"),
+                detail::FileSystem::real().read_file(folder / "model.safetensors"));
+    }
     const auto saved = clones_of(plain.model->parameters());
     for (const auto& [name, tensor] : load_safetensors(folder / "model.safetensors")) {
       EXPECT_TRUE(same_bits(tensor, plain.model->named_parameters()[name])) << name;
     }
-    OddRun again(group, {.shard = Shard::Weights});
+    OddRun again(group, in_shards);
     EXPECT_EQ(SnapshotStore(folder / "snapshots").load_latest(parts_of(again)), 2);
     const auto next = plain.train(2);
     EXPECT_TRUE(same_bits(sharded.train(2), next));
@@ -313,6 +334,9 @@ TEST(ShardedWeights, AreSavedInOneSnapshotThatAnyNumberOfRanksLoads) {
     group->barrier();
   });
 }
+
+TEST(ShardedWeights, AreSavedInOneSnapshotThatAnyNumberOfRanksLoads) { expect_one_snapshot(3, 0); }
+TEST(ShardedWeights, AreSavedInOneSnapshotByTwoGroups) { expect_one_snapshot(4, 2); }
 
 TEST(ShardedWeights, AreSavedWithTheStateByAllRanksWithoutMemoryAndTraffic) {
   on_ranks(2, [] {
@@ -357,7 +381,7 @@ TEST(ShardedWeights, LeaveTheEarlierSnapshotIfARankCannotSave) {
       if (group->rank() == failing) {
         EXPECT_THAT(error_of<Error>(save), HasSubstr(reason));
       } else {
-        EXPECT_THAT(error_of<DistributedError>(save), HasSubstr("another rank failed"));
+        EXPECT_THAT(error_of<DistributedError>(save), HasSubstr(fmt::format("rank {} failed", failing)));
       }
       group->barrier();
       EXPECT_EQ(snapshots.latest(), 1);
@@ -409,6 +433,81 @@ TEST(ShardedWeights, GoOnWhereverTheSaveOfARankFails) {
         EXPECT_THROW(save(), Error);
       }
     }
+    EXPECT_TRUE(same_bits(sharded.train(2), plain.train(2)));
+  });
+}
+
+// Calls `save` on all ranks. The call fails on rank `failing` only: all ranks save or none, and each snapshot in the
+// folder is whole. Returns the step of the newest snapshot.
+int64_t expect_saved_by_all_or_none(ProcessGroup& group, int failing, const std::filesystem::path& folder,
+                                    const std::function<void()>& save) {
+  std::string error;
+  try {
+    save();
+  } catch (const std::exception& caught) {
+    error = caught.what();
+  }
+  EXPECT_TRUE(testing::is_same_on_all(group, error.empty() ? 1 : 0)) << error;
+  if (!error.empty() && group.rank() != failing) {
+    EXPECT_THAT(error, HasSubstr(fmt::format("rank {} failed", failing)));
+  }
+  for (const auto& snapshot : SnapshotStore(folder).inspect()) {
+    EXPECT_EQ(snapshot.damage, "");
+  }
+  group.barrier();
+  return SnapshotStore(folder).latest().value();
+}
+
+TEST(ShardedWeights, AreSavedByAllRanksOrByNoneWhicheverOperationOnFilesOfARankFails) {
+  on_ranks(3, [] {
+    const std::filesystem::path folder = testing::shared_folder();
+    const auto group = init_process_group(quick());
+    OddRun plain(group, {.hook = kInOrderOfRanks}), sharded(group, {.shard = Shard::Weights});
+    plain.train(1);
+    sharded.train(1);
+    const auto parts = parts_of(sharded);
+    int64_t step = 0, before = 0;
+    group->save_together([&] { SnapshotStore(folder).save(0, parts); });
+    for (int failing = 0; failing < 3; ++failing) {
+      int64_t failures = 0;
+      for (bool has_failed = true; has_failed; failures += has_failed ? 1 : 0) {
+        testing::FailingFileSystem files({.fail_at = group->rank() == failing ? failures + 1 : 0});
+        SnapshotStore snapshots(folder, {}, files);
+        const int64_t latest = expect_saved_by_all_or_none(
+            *group, failing, folder, [&] { group->save_together([&] { snapshots.save(++step, parts); }); });
+        EXPECT_TRUE(latest == before || latest == step);
+        before = latest;
+        has_failed = testing::is_true_on_any(*group, group->rank() == failing && files.operations() > failures);
+      }
+      EXPECT_GE(failures, failing == 0 ? 10 : 2);  // two files, and rank 0 makes and names folders
+    }
+    OddRun again(group, {.shard = Shard::Weights});
+    EXPECT_EQ(SnapshotStore(folder).load_latest(parts_of(again)), step);
+    const auto expected = plain.train(2);
+    EXPECT_TRUE(same_bits(again.train(2), expected));
+    EXPECT_TRUE(same_bits(sharded.train(2), expected));
+  });
+}
+
+TEST(ShardedWeights, AreSavedByAllRanksOrByNoneWhicheverAllocationOfARankFails) {
+  on_ranks(2, [] {
+    const std::filesystem::path folder = testing::shared_folder();
+    const auto group = init_process_group(quick());
+    OddRun plain(group, {}), sharded(group, {.shard = Shard::Weights});
+    plain.train(1);
+    sharded.train(1);
+    const auto parts = parts_of(sharded);
+    int64_t step = 0, before = 0;
+    group->save_together([&] { SnapshotStore(folder).save(0, parts); });
+    for_each_failing_allocation(testing::on_rank_1(*group), [&](testing::FailingAllocation& allocation) {
+      const int64_t latest = expect_saved_by_all_or_none(*group, 1, folder, [&] {
+        allocation.arm();
+        const auto disarm = c10::make_scope_exit([&] { allocation.disarm(); });
+        group->save_together([&] { SnapshotStore(folder).save(++step, parts); });
+      });
+      EXPECT_TRUE(latest == before || latest == step);
+      before = latest;
+    });
     EXPECT_TRUE(same_bits(sharded.train(2), plain.train(2)));
   });
 }
@@ -500,22 +599,36 @@ int64_t peak_of_backward(torch::nn::Sequential& model, DataParallel& ddp) {
   return watch.peak() - before;
 }
 
-TEST(ShardedGradients, TakeTheMemoryOfAShardInBackward) {
-  on_ranks(4, [] {
+// 12 layers; `rank` sends so many of them.
+void expect_the_memory_of_a_shard(int shard_group, int layers, const std::function<int(int rank)>& sent_by) {
+  on_ranks(4, [=] {
     const auto group = init_process_group(quick());
     const int64_t level = live_bytes(torch::kCPU).count();
     auto model = deep();
     ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
-    DataParallel ddp(model, group, {.bucket = Bytes(kLayer), .shard = Shard::Gradients, .optimizer = &optimizer});
+    DataParallel ddp(
+        model, group,
+        {.bucket = Bytes(kLayer), .shard = Shard::Gradients, .shard_group = shard_group, .optimizer = &optimizer});
     while (live_bytes(torch::kCPU).count() > level + 12 * kLayer + (64 << 10)) {
       std::this_thread::yield();  // Gloo's threads release what the constructor has sent a little later
     }
     const int64_t peak = peak_of_backward(model, ddp);
-    // A quarter of 12 layers; two layers that are computed or sent, and the other ranks' parts of a layer.
-    EXPECT_LE(peak, (3 + 2 + 1) * kLayer + (64 << 10));
-    EXPECT_GE(peak, 3 * kLayer);
-    EXPECT_EQ(ddp.bytes_reduced(), 9 * kLayer);  // what others own
+    // The rank's layers; two layers that are computed or sent, and the other ranks' parts of a layer.
+    EXPECT_LE(peak, (layers + 2 + 1) * kLayer + (64 << 10));
+    EXPECT_GE(peak, layers * kLayer);
+    EXPECT_EQ(ddp.bytes_reduced(), sent_by(group->rank()) * kLayer);
   });
+}
+
+TEST(ShardedGradients, TakeTheMemoryOfAShardInBackward) {
+  expect_the_memory_of_a_shard(0, 3, [](int) { return 9; });  // what others own
+}
+// What the other rank of the group owns, and for each owned layer the sum of the first group, or of both.
+TEST(ShardedGradients, TakeTheMemoryOfAShardInBackwardInTwoGroups) {
+  expect_the_memory_of_a_shard(2, 6, [](int) { return 6 + 6; });
+}
+TEST(ShardedGradients, AreSentTwiceByTheFirstOfManyGroups) {
+  expect_the_memory_of_a_shard(1, 12, [](int rank) { return rank == 2 || rank == 3 ? 12 : 24; });
 }
 
 // 24 layers of 256 KiB, which no rank has room for.
@@ -570,6 +683,9 @@ TEST(Shards, RefuseWhatCannotWork) {
       return error_of<ConfigError>([&] { DataParallel(model, group, options); });
     };
     EXPECT_THAT(error_with({.shard = Shard::Gradients}), HasSubstr("ShardedOptimizer as `optimizer`"));
+    EXPECT_THAT(error_with({.shard = Shard::Gradients, .shard_group = 3, .optimizer = &optimizer}),
+                HasSubstr("shard_group is 3, of 2 ranks; give a divisor"));
+    EXPECT_THAT(error_with({.shard_group = 1}), HasSubstr("shard_group is 1"));
     EXPECT_THAT(error_with({.hook = float16_hook(), .shard = Shard::Gradients, .optimizer = &optimizer}),
                 HasSubstr("neither hook"));
     testing::set_gradients(model->parameters(), 1);
@@ -608,11 +724,13 @@ TEST(ShardedWeights, HaveNewVersionsOnAllRanksAfterAnUpdate) {
 }
 
 struct StepperRun {
-  StepperRun(const std::shared_ptr<ProcessGroup>& with, Shard shard, StepperOptions options = {}) : group(with) {
+  StepperRun(const std::shared_ptr<ProcessGroup>& with, Shard shard, StepperOptions options = {}, int shard_group = 0)
+      : group(with) {
     optimizer.emplace(model->parameters(), group, kAdamW);
     ddp.emplace(model, group,
                 DataParallelOptions{.hook = shard == Shard::None ? kInOrderOfRanks : CommHook(),
                                     .shard = shard,
+                                    .shard_group = shard_group,
                                     .optimizer = shard == Shard::None ? nullptr : &*optimizer});
     options.ranks.data_parallel = &*ddp;
     stepper.emplace(model, *optimizer, options);
@@ -647,12 +765,12 @@ struct StepperRun {
   std::optional<Stepper> stepper;
 };
 
-void expect_the_bits_in_a_stepper(Shard shard) {
-  on_ranks(3, [&] {
+void expect_the_bits_in_a_stepper(Shard shard, int ranks = 3, int shard_group = 0) {
+  on_ranks(ranks, [&] {
     const auto group = init_process_group(quick());
     for (const int64_t micro_batch : {0, 2}) {
       const StepperOptions options{.micro_batch = micro_batch, .clip_norm = 0.3};
-      StepperRun plain(group, Shard::None, options), sharded(group, shard, options);
+      StepperRun plain(group, Shard::None, options), sharded(group, shard, options, shard_group);
       for (int i = 0; i < 5; ++i) {
         const StepResult expected = plain.step(i), result = sharded.step(i);
         EXPECT_EQ(result.grad_norm(), expected.grad_norm());
@@ -666,6 +784,8 @@ void expect_the_bits_in_a_stepper(Shard shard) {
 
 TEST(ShardedGradients, GiveTheSameBitsInAStepper) { expect_the_bits_in_a_stepper(Shard::Gradients); }
 TEST(ShardedWeights, GiveTheSameBitsInAStepper) { expect_the_bits_in_a_stepper(Shard::Weights); }
+TEST(ShardedGradients, GiveTheSameBitsInAStepperOfTwoGroups) { expect_the_bits_in_a_stepper(Shard::Gradients, 4, 2); }
+TEST(ShardedWeights, GiveTheSameBitsInAStepperOfTwoGroups) { expect_the_bits_in_a_stepper(Shard::Weights, 4, 2); }
 
 TEST(ShardedGradients, GiveTheSameBitsWithinABudget) {
   on_ranks(2, [] {
@@ -688,7 +808,8 @@ TEST(ShardedGradients, GiveTheSameBitsWithinABudget) {
 struct WideRun {
   static constexpr int64_t kWidth = 128, kItems = 512;
 
-  WideRun(const std::shared_ptr<ProcessGroup>& with, Shard shard, StepperOptions options, int frozen = 0)
+  WideRun(const std::shared_ptr<ProcessGroup>& with, Shard shard, StepperOptions options, int frozen = 0,
+          int shard_group = 0)
       : group(with), model(make_mlp(std::vector<int64_t>(13, kWidth), /*p=*/0.1)) {
     for (int i = 0; i < frozen; ++i) {
       for (auto& parameter : model[static_cast<size_t>(3 * i)]->parameters()) {
@@ -700,6 +821,7 @@ struct WideRun {
                 DataParallelOptions{.bucket = Bytes(64 << 10),
                                     .hook = shard == Shard::None ? kInOrderOfRanks : CommHook(),
                                     .shard = shard,
+                                    .shard_group = shard_group,
                                     .optimizer = shard == Shard::None ? nullptr : &*optimizer});
     options.ranks.data_parallel = &*ddp;
     stepper.emplace(model, *optimizer, options);
@@ -725,12 +847,12 @@ struct WideRun {
 
 // Trains under `budget` bytes above the bytes alive now, and without a budget in micro-batches of the same size.
 void expect_the_bits_within(const std::shared_ptr<ProcessGroup>& group, Shard shard, int64_t budget, bool in_shards,
-                            int frozen = 0, int64_t batch = WideRun::kItems) {
+                            int frozen = 0, int64_t batch = WideRun::kItems, int shard_group = 0) {
   const int64_t bytes = live_bytes(torch::kCPU).count() + budget;
   std::vector<torch::Tensor> within;
   std::vector<int64_t> items;  // of each step: a plan made again may cut the batch otherwise
   {
-    WideRun run(group, shard, {.budget = {.memory = Bytes(bytes)}}, frozen);
+    WideRun run(group, shard, {.budget = {.memory = Bytes(bytes)}}, frozen, shard_group);
     for (int i = 0; i < 3; ++i) {
       const StepResult result = run.step(i, batch);
       const StepPlan plan = run.stepper->plan().value();
@@ -742,6 +864,8 @@ void expect_the_bits_within(const std::shared_ptr<ProcessGroup>& group, Shard sh
       EXPECT_EQ(plan.bytes.weights.outside > 0, in_shards);
       EXPECT_THAT(plan.explain(), HasSubstr(in_shards ? "its share of the weights, the gradients"
                                                       : "all weights, and its share of the gradients"));
+      EXPECT_EQ(plan.explain().find("An update brings") == std::string::npos, in_shards);
+      EXPECT_EQ(plan.explain().find("in each of 2 groups") != std::string::npos, shard_group == 2);
       EXPECT_THAT(plan.explain(), HasSubstr(fmt::format("sends {} of gradients to", Bytes(result.bytes_sent).str())));
       EXPECT_EQ(plan.explain().find("again for each forward") != std::string::npos, in_shards);
     }
@@ -771,6 +895,14 @@ TEST(ShardedWeights, AreChosenWhereNoPlanFitsOtherwise) {
     const auto group = init_process_group(quick());
     expect_the_bits_within(group, Shard::Auto, 4 << 20, /*in_shards=*/false);
     expect_the_bits_within(group, Shard::Auto, 3 << 20, /*in_shards=*/true);
+  });
+}
+
+TEST(ShardedWeights, GiveTheSameBitsWithinABudgetInTwoGroups) {
+  on_ranks(4, [] {
+    const auto group = init_process_group(quick());
+    expect_the_bits_within(group, Shard::Auto, 6 << 20, /*in_shards=*/false, 0, 256, /*shard_group=*/2);
+    expect_the_bits_within(group, Shard::Auto, 3 << 20, /*in_shards=*/true, 0, 256, /*shard_group=*/2);
   });
 }
 
@@ -856,8 +988,15 @@ TEST(ShardedWeights, AreRefusedIfTheyHaveNoPlanEither) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
     WideRun run(group, Shard::Auto, {.budget = {.memory = Bytes(live_bytes(torch::kCPU).count() + (2 << 20))}});
-    EXPECT_THAT(error_of<BudgetExceeded>([&] { run.step(0); }), HasSubstr("no plan was found"));
+    const auto error = error_of<BudgetExceeded>([&] { run.step(0); });
+    EXPECT_THAT(error, HasSubstr("no plan was found"));
+    EXPECT_THAT(error, HasSubstr("would do"));
     EXPECT_FALSE(run.has_all_weights());
+    const auto error_in = [&](Shard shard) {
+      return error_of<BudgetExceeded>([&] { WideRun(group, shard, {.budget = {.memory = Bytes(64 << 10)}}); });
+    };
+    EXPECT_THAT(error_in(Shard::Auto), HasSubstr("give a larger budget, or start more ranks"));
+    EXPECT_THAT(error_in(Shard::Gradients), HasSubstr("give a larger budget, or keep the weights in shards"));
     group->barrier();
   });
 }
@@ -877,28 +1016,29 @@ TEST(ShardedWeights, StayWholeOnAllRanksIfOneCannotStartThreads) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
     if (group->rank() == 1) {
-      group->impl().make_another_backend = [make = group->impl().make_another_backend] {
-        auto backend = make();
+      group->impl().make_group = [make = group->impl().make_group](int ranks) {
+        auto made = make(ranks);
         pthread_attr_t attributes;
         ::pthread_attr_init(&attributes);
         ::pthread_attr_setstacksize(&attributes, size_t{1} << 48);  // more than there are addresses
         ::pthread_setattr_default_np(&attributes);
-        return backend;
+        return made;
       };
     }
     auto model = tiny_model();
     ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
     const auto error =
         error_of<Error>([&] { DataParallel(model, group, {.shard = Shard::Weights, .optimizer = &optimizer}); });
-    EXPECT_THAT(error, HasSubstr(group->rank() == 1 ? "rank 1 cannot start the threads" : "another rank cannot"));
+    EXPECT_THAT(error,
+                HasSubstr(group->rank() == 1 ? "rank 1 cannot start the threads" : "rank 1 cannot start threads"));
     EXPECT_TRUE(std::ranges::all_of(model->parameters(), is_here));
   });
 }
 
-TEST(ShardedWeights, AreAsBeforeTheStepWhicheverAllocationOfOneRankFails) {
-  on_ranks(2, [] {
+void expect_the_step_of_all_ranks_whichever_allocation_fails(int ranks, int shard_group) {
+  on_ranks(ranks, [=] {
     const auto group = init_process_group(quick());
-    StepperRun undisturbed(group, Shard::None), run(group, Shard::Weights);
+    StepperRun undisturbed(group, Shard::None), run(group, Shard::Weights, {}, shard_group);
     int number = 0;
     for_each_failing_allocation(testing::on_rank_1(*group), [&](testing::FailingAllocation& allocation) {
       bool is_made = true;
@@ -922,6 +1062,13 @@ TEST(ShardedWeights, AreAsBeforeTheStepWhicheverAllocationOfOneRankFails) {
   });
 }
 
+TEST(ShardedWeights, AreAsBeforeTheStepWhicheverAllocationOfOneRankFails) {
+  expect_the_step_of_all_ranks_whichever_allocation_fails(2, 0);
+}
+TEST(ShardedWeights, AreAsBeforeTheStepWhicheverAllocationOfOneRankFailsInTwoGroups) {
+  expect_the_step_of_all_ranks_whichever_allocation_fails(4, 2);
+}
+
 TEST(ShardedGradients, AreDroppedByAllRanksIfOneFailsInBackward) {
   on_ranks(3, [] {
     const auto group = init_process_group(quick());
@@ -943,10 +1090,10 @@ TEST(ShardedGradients, AreDroppedByAllRanksIfOneFailsInBackward) {
   });
 }
 
-void expect_the_name_of_a_rank_that_dies_in_backward(Shard shard) {
-  on_ranks(3, [&] {
+void expect_the_name_of_a_rank_that_dies_in_backward(Shard shard, int ranks = 3, int shard_group = 0) {
+  on_ranks(ranks, [&] {
     const auto group = init_process_group(quick());
-    StepperRun run(group, shard);
+    StepperRun run(group, shard, {}, shard_group);
     run.step(0);
     if (group->rank() == 1) {
       run.step(2, [] { ::_exit(0); });
@@ -962,6 +1109,9 @@ TEST(ShardedGradients, EndAllRanksWithTheNameOfARankThatDiesInBackward) {
 }
 TEST(ShardedWeights, EndAllRanksWithTheNameOfARankThatDiesInBackward) {
   expect_the_name_of_a_rank_that_dies_in_backward(Shard::Weights);
+}
+TEST(ShardedWeights, EndAllRanksOfTwoGroupsWithTheNameOfARankThatDiesInBackward) {
+  expect_the_name_of_a_rank_that_dies_in_backward(Shard::Weights, 4, 2);
 }
 
 // Each of three ranks dies twice, at a random moment in a run that saves every other step.

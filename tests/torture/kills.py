@@ -93,8 +93,8 @@ class Killer:
             self.timed(self.train(out, flags))
             self.compare(out, expected)
 
-    def one_of_two_ranks(self, kills, flags):
-        launch = lambda out: [SNUG, "launch", "-n", "2", "--", *self.train(out, flags)]
+    def one_of_the_ranks(self, kills, flags, ranks=2):
+        launch = lambda out: [SNUG, "launch", "-n", str(ranks), "--", *self.train(out, flags)]
         whole = self.folder / "whole"
         longest = self.timed(launch(whole))
         expected = self.torture.result(whole)
@@ -167,9 +167,12 @@ def main():
     arguments = parser.parse_args()
     kinds = {f"training, {name}, and its resumption are killed": lambda killer, flags=flags: killer.training(flags, arguments.kills)
              for name, flags in RUNS.items()}
-    kinds |= {"one rank of two is killed": lambda killer: killer.one_of_two_ranks(arguments.kills, ["--batch", "4"]),
+    kinds |= {"one rank of two is killed": lambda killer: killer.one_of_the_ranks(arguments.kills, ["--batch", "4"]),
               "one rank of two, with weights in shards, is killed":
-                  lambda killer: killer.one_of_two_ranks(arguments.kills, ["--batch", "4", "--micro-batch", "1", "--memory", "11MiB"]),
+                  lambda killer: killer.one_of_the_ranks(arguments.kills, ["--batch", "4", "--micro-batch", "1", "--memory", "11MiB"]),
+              "one rank of four, with weights in shards in two groups, is killed":
+                  lambda killer: killer.one_of_the_ranks(arguments.kills, ["--batch", "4", "--micro-batch", "1", "--memory", "11MiB",
+                                                                           "--shard-group", "2"], ranks=4),
               "snug report is killed": lambda killer: killer.report(arguments.kills),
               CLOCK_SET_BACK: lambda killer: killer.clock((arguments.kills + 9) // 10)}
     rows, wrong = [], 0

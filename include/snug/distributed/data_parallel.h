@@ -155,6 +155,11 @@ struct DataParallelOptions {
   /// Model and weights may be made in files (TensorsInFile), if no rank has room for the whole model; Auto is Weights
   /// then. Algorithm: Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 2 and 3.
   Shard shard = Shard::None;
+  /// With shard: the ranks that share the model out among themselves, such as the ranks of one machine. Ranks
+  /// 0 to shard_group - 1 are the first such group, and so on; each group has all of the model. Weights and updates are
+  /// sent within a group, and sums of gradients go from group to group. Divides the number of ranks. 0: all ranks are
+  /// one group.
+  int64_t shard_group = 0;
   /// With weights in shards, the bytes of other ranks' parameters that are in memory at a time, at most all of them. If
   /// the operands of an operator are larger, they are all in memory while the operator runs. 0: twice the largest
   /// parameter of another rank, and from the first step of a Stepper with a budget on also bytes that the Stepper's plan
