@@ -10,7 +10,9 @@
 // a single dimension of items, or none, lie on the line exactly. Bytes of other tensors, for example of all pairs of
 // items, do not: the line underestimates them. Times are measured, and noise between two short times becomes large far
 // from both. So a time is at least that of an operator whose time does not depend on the items, and at most that of an
-// operator whose time is proportional to the items; for fewer items the other way round.
+// operator whose time is proportional to the items; for fewer items the other way round. Each time is measured in one
+// run or two, and a busy machine may stop the process in any operator. So a time counts as disturbed if it is more than
+// twice as long as the other profile allows.
 //
 // The host calls the same operators, however many the items. So the times of host and tape stay the same.
 //
@@ -20,6 +22,8 @@
 namespace snug::plan {
 
 namespace {
+
+constexpr double kDisturbed = 2;
 
 bool changes_memory(const Event& event) {
   return event.kind == EventKind::Allocate || event.kind == EventKind::Release;
@@ -71,6 +75,24 @@ void take_least_times(Profile& profile, const Profile& other) {
   profile.tape_seconds = std::min(profile.tape_seconds, other.tape_seconds);
 }
 
+void limit_times(Profile& profile, const Profile& foreseen) {
+  const auto same_bytes = [](const Storage& x, const Storage& y) { return x.bytes == y.bytes; };
+  if (!is_alike(profile, foreseen) || !std::ranges::equal(profile.storages, foreseen.storages, same_bytes)) {
+    return;
+  }
+  const auto limit = [](double& seconds, double of_foreseen) {
+    seconds = seconds > kDisturbed * of_foreseen && of_foreseen > 0 ? of_foreseen : seconds;
+  };
+  for (size_t i = 0; i < profile.operators.size(); ++i) {
+    limit(profile.operators[i].seconds, foreseen.operators[i].seconds);
+  }
+  for (size_t i = 0; i < profile.backward.size(); ++i) {
+    limit(profile.backward[i].seconds, foreseen.backward[i].seconds);
+  }
+  limit(profile.host_seconds, foreseen.host_seconds);
+  limit(profile.tape_seconds, foreseen.tape_seconds);
+}
+
 std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items) {
   if (small.items >= large.items || !is_alike(small.profile, large.profile) ||
       !std::ranges::equal(small.profile.events, large.profile.events, is_same_event)) {
@@ -81,6 +103,8 @@ std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledIt
     return std::max<int64_t>(0, of_large + (of_large - of_small) * beyond / between);
   };
   const auto seconds = [&](double of_small, double of_large) {
+    const double in_proportion = of_small * static_cast<double>(large.items) / static_cast<double>(small.items);
+    of_large = of_small > 0 ? std::min(of_large, kDisturbed * in_proportion) : of_large;
     const double same_pace = of_large * static_cast<double>(items) / static_cast<double>(large.items);
     const double on_line =
         of_large + (of_large - of_small) * static_cast<double>(beyond) / static_cast<double>(between);

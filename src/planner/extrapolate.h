@@ -24,9 +24,15 @@ std::optional<std::vector<int>> same_places(const Profile& from, const Profile& 
 /// Takes the least of each operator's times over two runs of a step. No effect if the runs have other operators.
 void take_least_times(Profile& profile, const Profile& other);
 
+/// Other work of the machine may make a time many times as long. Where a time of `profile` is more than twice the time
+/// that `foreseen` tells for the same items, the foreseen time takes its place. No effect if operators or bytes of
+/// storages differ, because then the step does other work than foreseen.
+void limit_times(Profile& profile, const Profile& foreseen);
+
 /// Every number of bytes lies on the line through the two profiles. The line is exact for tensors with at most one
-/// dimension of items. Seconds lie on the line, too, but between constant and proportional ones; the seconds of host
-/// and tape are the lesser of both. Empty: `small` does not have fewer items than `large`, the profiles have different
+/// dimension of items. Seconds lie on the line, too, but between constant and proportional ones, where the seconds of
+/// `large` are at most twice as long as in proportion to the seconds of `small`; the seconds of host and tape are the
+/// lesser of both. Empty: `small` does not have fewer items than `large`, the profiles have different
 /// operators, or memory changes at different moments.
 std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items);
 

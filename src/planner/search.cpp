@@ -219,7 +219,10 @@ std::string Search::explain() const {
         "Fewer micro-batches are preferred.\n",
         ratio, 100 * (kApart - 1));
   } else if (!std::isinf(others)) {
-    text += fmt::format("The choice is sure: other micro-batches take at least {:.2f} times as long.\n", ratio);
+    constexpr double kSure = 1.25;
+    text += fmt::format("The choice is {}: other micro-batches take at least {:.2f} times as long{}.\n",
+                        ratio < kSure ? "likely" : "sure", ratio,
+                        ratio < kSure ? ", unless other work of the machine has disturbed the times" : "");
   }
   return text;
 }

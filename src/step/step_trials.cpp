@@ -414,7 +414,8 @@ void StepTrials::run_predicted(const StepToPlan& step, int64_t items) {
       under = PlanContent::make_plan(simulator, *plan);
     }
     if (try_one(step, items, {.plan = under ? &*under : nullptr, .only_so = true, .runs = 1})) {
-      const Tried& tried = tried_.at(items);
+      Tried& tried = tried_.at(items);
+      plan::limit_times(tried.profile, predicted.profile);
       if (tried.verified && tried.search().simulator.run(*tried.verified).peak_bytes <= room(items)) {
         tried.search().solver.accept(*tried.verified, room(items));
       }

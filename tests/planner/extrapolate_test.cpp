@@ -83,6 +83,39 @@ TEST(Extrapolated, HasNoBytesBelowZeroAndSecondsBetweenConstantAndProportionalOn
   EXPECT_EQ(extrapolated({small, 2}, {large, 4}, 2)->operators[0].seconds, large.operators[0].seconds / 2);
 }
 
+// Another process may stop this one in any operator.
+TEST(Extrapolated, TakesATimeThatIsTooLongForFewerItemsAsInProportion) {
+  const Profile small = step_of(2);
+  Profile large = step_of(4);
+  large.operators[1].seconds *= 20;
+  large.backward[2].seconds *= 20;
+  const Profile found = *extrapolated({small, 2}, {large, 4}, 8);
+  EXPECT_EQ(found.operators[1].seconds, 2 * 4 * small.operators[1].seconds);
+  EXPECT_EQ(found.backward[2].seconds, 2 * 4 * small.backward[2].seconds);
+  EXPECT_EQ(found.operators[0], step_of(8).operators[0]);
+}
+
+TEST(LimitTimes, TakesTheForeseenTimeForATimeMoreThanTwiceAsLong) {
+  const Profile foreseen = step_of(8);
+  Profile found = foreseen;
+  found.operators[0].seconds *= 1.9;
+  found.operators[1].seconds *= 2.1;
+  found.operators[2].seconds /= 10;
+  found.backward[0].seconds *= 50;
+  found.host_seconds *= 3;
+  Profile expected = found;
+  expected.operators[1].seconds = foreseen.operators[1].seconds;
+  expected.backward[0].seconds = foreseen.backward[0].seconds;
+  expected.host_seconds = foreseen.host_seconds;
+  Profile of_other_work = found;
+  of_other_work.storages[0].bytes += 1;
+  limit_times(found, foreseen);
+  EXPECT_EQ(found, expected);
+  const Profile before = of_other_work;
+  limit_times(of_other_work, foreseen);
+  EXPECT_EQ(of_other_work, before);
+}
+
 TEST(Extrapolated, IsNoneWhereTheTwoAreNotAlike) {
   const std::vector<std::pair<std::string, std::function<void(Profile&)>>> others = {
       {"another operator", [](Profile& of) { of.operators[1].name = "other"; }},

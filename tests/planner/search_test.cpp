@@ -136,9 +136,10 @@ TEST(Search, TakesFewerMicroBatchesWhereTimesDoNotTellThemApart) {
   EXPECT_EQ(whole_against_half(0.97).choice->items, 8);
   EXPECT_THAT(whole_against_half(0.97).explain(), HasSubstr("not sure: another micro-batch takes 0.97 of the time"));
   EXPECT_EQ(whole_against_half(0.90).choice->items, 4);
-  EXPECT_THAT(whole_against_half(0.90).explain(), HasSubstr("sure: other micro-batches take at least 1.11 times"));
+  EXPECT_THAT(whole_against_half(0.90).explain(), HasSubstr("likely: other micro-batches take at least 1.11 times"));
   EXPECT_EQ(whole_against_half(1.2).choice->items, 8);
-  EXPECT_THAT(whole_against_half(1.2).explain(), HasSubstr("The choice is sure"));
+  EXPECT_THAT(whole_against_half(1.2).explain(), HasSubstr("The choice is likely: other micro-batches take at least"));
+  EXPECT_THAT(whole_against_half(1.3).explain(), HasSubstr("The choice is sure"));
 }
 
 TEST(Search, IsAsGoodWithSolversThatHaveAnsweredOtherBudgets) {
