@@ -16,7 +16,9 @@ The arithmetic is that of a Stepper with 16-bit weights, FP32 masters (Weights::
 - A gradient leaves in 16 bits, 2 P bytes in all, beside the operators of backward, which with the recomputation are three quarters of all.
   The host widens it meanwhile: 2 P read, 4 P written. Nothing hides copy and widening of the last layer's.
 - The host updates masters and moments (12 P read, 12 P written, gradients 4 P read) and rounds the masters (4 P read, 2 P written). With
-  the weights on the card, gradients and masters (8 P) go to the host and masters (4 P) come back, beside the update.
+  the weights on the card, gradients and masters (8 P) go to the host and masters (4 P) come back, beside the update. With the weights on
+  the host, the host updates a weight before the weight's copy in the next forward pass, a quarter of all operators, while the card computes
+  with the layer before. Then the copy waits for the layer before. So updates, or copies and operators, set the pace of this pass.
 """
 
 import argparse
@@ -55,6 +57,20 @@ def simulated_passes(computing, link, layers):
     return computed[-1]
 
 
+def updated_pass(computing, link, update, layers):
+    """Seconds of a forward pass whose weights are updated on the host first."""
+    device = computing + link  # a copy that has waited for an update waits for the layer before, too
+    return max(device, update) + min(device, update) / layers
+
+
+def simulated_updated_pass(computing, link, update, layers):
+    computed = 0.0
+    for i in range(layers):
+        copied = max((i + 1) * update / layers, computed) + link / layers
+        computed = copied + computing / layers
+    return computed
+
+
 def predict(parameters, machine, tokens):
     """The place, and the seconds of a step: as it is, and if the update hid behind the operators, too."""
     room = machine.memory - machine.activations
@@ -68,7 +84,8 @@ def predict(parameters, machine, tokens):
     widening, update = 6 * parameters / machine.host, 34 * parameters / machine.host
     window = passes(computing, weights, LAYERS)
     backward = max(3 / 4 * window, gradients, widening) + (gradients + widening) / LAYERS
-    return "all on the host", window / 4 + backward + update, max(window, gradients, widening + update)
+    forward = updated_pass(computing / 4, weights / 2, update, LAYERS)
+    return "all on the host", forward + backward, max(window, gradients, widening + update)
 
 
 def row(parameters, machine, tokens):
@@ -93,6 +110,9 @@ def self_test():
         for link in (0.01, 0.5, 1.0, 2.0, 30.0):
             a, b = passes(1.0, link, layers), simulated_passes(1.0, link, layers)
             assert abs(a - b) < 1e-9 * a, (layers, link, a, b)
+            for update in (0.01, 0.5, 3.0, 40.0):
+                a, b = updated_pass(1.0, link, update, layers), simulated_updated_pass(1.0, link, update, layers)
+                assert abs(a - b) < 1e-9 * a, (layers, link, update, a, b)
     small, large = Machine("", 24e9, 1e14, 25e9, 60e9, 4e9), Machine("", 1e12, 1e14, 25e9, 60e9, 4e9)
     assert predict(7e9, small, 8192)[1] > predict(7e9, large, 8192)[1] == 8 * 7e9 * 8192 / 1e14
 

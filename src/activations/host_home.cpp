@@ -13,6 +13,7 @@
 #include "src/core/has_bytes.h"
 #include "src/core/host_memory.h"
 #include "src/memory/absent_storage.h"
+#include "src/memory/late_writes.h"
 #include "src/memory/operator_mode.h"
 
 namespace snug::detail {
@@ -102,6 +103,9 @@ void HostHome::take_out() {
 }
 
 void HostHome::take_back() {
+  for (const Weight& weight : weights_) {
+    make_late_writes(storage_bytes(weight.storage));
+  }
   const HomeCopies copies;
   const UnseenByWindows unseen;
   std::vector<c10::DataPtr> memory;

@@ -38,8 +38,8 @@ class HostHome final : public WeightHome {
   /// allocation does; then there is no window.
   void open_window(int64_t bytes);
   bool has_window() const { return window_.defined(); }
-  /// All storages must be out. Gives all storages memory of their own again. Throws as an allocation does; then the
-  /// storages are as before.
+  /// All storages must be out. Makes late writes, and gives all storages memory of their own again. Throws as a write
+  /// or an allocation does; then the storages are as before.
   void take_back();
 
   bool has_room(size_t number) const override;

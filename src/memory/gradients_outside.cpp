@@ -12,6 +12,7 @@
 #include "src/core/file_memory.h"
 #include "src/core/host_memory.h"
 #include "src/memory/cpu_allocator.h"
+#include "src/memory/late_writes.h"
 #include "src/memory/operator_mode.h"
 
 namespace snug::detail {
@@ -37,6 +38,9 @@ at::Tensor room_for(const at::Tensor& parameter, bool is_on_host) {
 bool is_like(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
 }
+
+// Whether nobody else has the sum. The program, or a late update, may hold the gradient of the last step.
+bool is_free(const at::Tensor& sum) { return sum.use_count() == 1 && sum.storage().use_count() == 1; }
 
 c10::Event recorded_on(const c10::Stream& stream) {
   c10::Event event(stream.device_type());
@@ -66,10 +70,9 @@ void GradientsOutside::collect(const std::vector<Collected>& parameters,
       const void* key = parameter.unsafeGetTensorImpl();
       const auto known = before.find(key);
       Gradient& gradient = gradients_[key];
-      // The program may hold the gradient of the last step.
-      const bool is_free = known != before.end() && known->second.sum.use_count() == 1 &&
-                           known->second.sum.storage().use_count() == 1 && is_like(known->second.sum, parameter);
-      gradient.sum = is_free ? std::move(known->second.sum) : room_for(parameter, /*is_on_host=*/!directory);
+      const bool stays = known != before.end() && is_like(known->second.sum, parameter) &&
+                         (is_free(known->second.sum) || has_late_writes(known->second.sum.storage()));
+      gradient.sum = stays ? std::move(known->second.sum) : room_for(parameter, /*is_on_host=*/!directory);
       largest = std::max(largest, static_cast<int64_t>(parameter.nbytes()));
       hooks_->set(
           leaf, [this, &gradient](const at::Tensor& complete) { add(gradient, complete); },
@@ -99,6 +102,9 @@ void GradientsOutside::add(Gradient& to, const at::Tensor& parameter) {
     return;
   }
   const bool is_first = !std::exchange(to.is_there, true);
+  if (is_first && !is_free(to.sum)) {
+    to.sum = room_for(to.sum, /*is_on_host=*/true);
+  }
   const bool is_in_order = from.strides() == to.sum.strides() && from.is_non_overlapping_and_dense();
   const auto add_some = [&](at::Tensor sum, const at::Tensor& more) {
     const at::Tensor here = more.to(sum.device());  // the host widens the numbers

@@ -9,6 +9,7 @@
 
 #include "src/core/file_memory.h"
 #include "src/memory/absent_storage.h"
+#include "src/memory/late_writes.h"
 #include "src/memory/operator_mode.h"
 
 namespace snug::detail {
@@ -205,7 +206,8 @@ void WeightWindow::bring(size_t number) {
   }
 }
 
-// Storages come in the order of their uses. A storage goes out for another one only if it is used later.
+// Storages come in the order of their uses. A storage goes out for another one only if it is used later. A storage with
+// late writes finds room, and comes at its use. The copy then waits for the operators called before the room was found.
 void WeightWindow::bring_ahead() {
   if (!home_.brings_beside_operators()) {
     return;
@@ -219,6 +221,9 @@ void WeightWindow::bring_ahead() {
       if (!take_one_used_after(ahead_)) {
         return;
       }
+    }
+    if (has_late_writes(entries_[number].storage)) {
+      return;
     }
     enter(number);
   }
@@ -294,6 +299,9 @@ OperandsInWindow::OperandsInWindow(const c10::OperatorHandle& op, const torch::j
   if (!WeightWindow::exists() || is_moving) {
     return;
   }
+  for (const c10::IValue& argument : torch::jit::last(stack, op.schema().arguments().size())) {
+    visit_tensors_in(argument, &make_late_writes);
+  }
   const std::lock_guard lock(mutex_of_windows);
   try {
     for (WeightWindow* window : windows) {
@@ -329,6 +337,7 @@ at::Tensor values_at_home(const at::Tensor& weight) {
   if (!weight.has_storage()) {
     return {};
   }
+  make_late_writes(weight);
   if (WeightWindow::exists()) {
     const std::lock_guard lock(mutex_of_windows);
     const UnseenByWindows unseen;

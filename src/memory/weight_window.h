@@ -185,7 +185,8 @@ class [[nodiscard]] UnseenByWindows final {
 };
 
 /// The values that the storage of a weight keeps in the host's memory (kept_values): a CPU tensor like `weight`, until
-/// an operator uses the weight. Undefined for other tensors. The weight is out, so code may write the values instead.
+/// an operator uses the weight, with late writes (LateWrites). Undefined for other tensors. The weight is out, so code
+/// may write the values instead.
 at::Tensor values_at_home(const at::Tensor& weight);
 
 /// Tells windows about code that is no operator and has written to `tensor`.

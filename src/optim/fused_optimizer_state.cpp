@@ -24,6 +24,7 @@ namespace snug {
 // --- saved and loaded
 
 StateDict FusedOptimizer::state_dict() const {
+  outside_ ? outside_->late().make() : void();
   StateDict states;
   StateDict groups;
   int64_t index = 0;
@@ -104,6 +105,7 @@ std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::copy_of_state(
 std::vector<at::Tensor> FusedOptimizer::state_tensors() const { return detail::tensors_in(state_dict()); }
 
 void FusedOptimizer::load_state_dict(const StateDict& dict) {
+  outside_ ? outside_->late().make() : void();
   const at::NoGradGuard no_grad;
   const auto& states = dict.get<StateDict>("state");
   const auto& groups = dict.get<StateDict>("param_groups");
@@ -180,6 +182,7 @@ void FusedOptimizer::keep_state_in(StatePlacement place, detail::SpillCalls& cal
   if (auto* const file = std::get_if<StateFile>(&place)) {
     file->directory = detail::lasting(file->directory);
   }
+  outside_ ? outside_->late().make() : void();
   const at::NoGradGuard no_grad;
   auto next = std::make_unique<StateOutside>(place, state_multiple(), calls);
   const auto memory = outside_ ? outside_->mapped() : nullptr;
@@ -206,6 +209,7 @@ void FusedOptimizer::bring_state_back() {
   if (!outside_) {
     return;
   }
+  outside_->late().make();
   const at::NoGradGuard no_grad;
   std::vector<std::pair<ParameterState*, ParameterState>> moved;
   for (const auto& [key, known] : state_) {

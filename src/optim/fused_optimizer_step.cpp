@@ -18,6 +18,7 @@
 #include "snug/autocast.h"
 #include "snug/core.h"
 #include "src/core/lazy_values.h"
+#include "src/memory/weight_window.h"
 #include "src/optim/fused_optimizer_parts.h"
 #include "src/optim/state_outside.h"
 
@@ -77,8 +78,9 @@ class FusedOptimizer::Update {
   bool keeps_room_ = false;
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states_;
   std::vector<Work> works_;
-  std::vector<std::function<void()>> writes_;       // none if the state is outside
-  std::optional<StateOutside::Streamed> streamed_;  // the update of a state outside
+  std::vector<std::function<void()>> writes_;                             // none if the state is outside
+  std::optional<StateOutside::Streamed> streamed_;                        // the update of a state outside
+  std::vector<std::shared_ptr<torch::optim::OptimizerOptions>> options_;  // of works_
 };
 
 // --- collected
@@ -189,7 +191,7 @@ FusedOptimizer::ParameterState* FusedOptimizer::Update::state_for(const at::Tens
 void FusedOptimizer::Update::collect(const torch::optim::OptimizerParamGroup& group, at::TensorList parameters,
                                      uint64_t first_element, const at::Tensor& grad_scale,
                                      const at::Tensor& found_inf) {
-  const auto& options = group.options();
+  const auto& options = *options_.emplace_back(group.options().clone());
   optimizer_.check_options(options);
   std::map<std::pair<std::string, at::ScalarType>, Work> by_kind;
   for (const at::Tensor& parameter : parameters) {
@@ -264,16 +266,31 @@ void FusedOptimizer::Update::commit() {
   }
 }
 
+// Late updates have the options of now. After a failure they do nothing. before_writing() may have brought weights.
 void FusedOptimizer::Update::stream() {
-  try {
-    streamed_->run();
-  } catch (const std::exception& error) {
-    optimizer_.half_made_ = error.what();
-    throw Error(
-        fmt::format("{}.step: it has stopped midway, with some parameters updated: {}; go on from a snapshot of "
-                    "model and optimizer",
-                    optimizer_.name(), optimizer_.half_made_));
-  }
+  const auto streamed = std::make_shared<StateOutside::Streamed>(*std::move(streamed_));
+  const auto noted = [options = options_, &optimizer = optimizer_](const std::function<void()>& update) {
+    try {
+      update();
+    } catch (const std::exception& error) {
+      optimizer.half_made_ = error.what();
+      throw Error(
+          fmt::format("{}.step: the update has stopped midway, with some parameters updated: {}; go on from a snapshot "
+                      "of model and optimizer",
+                      optimizer.name(), optimizer.half_made_));
+    }
+  };
+  noted([&] {
+    streamed->run();
+    for (StateOutside::Streamed::Late& late : streamed->late) {
+      (void)detail::values_at_home(late.used.front());
+      outside_->late().add(std::exchange(late.used, {}), [streamed, &late, noted, &optimizer = optimizer_] {
+        for (const auto& update : std::exchange(late.updates, {})) {
+          optimizer.half_made_.empty() ? noted(update) : void();
+        }
+      });
+    }
+  });
 }
 
 // --- FusedOptimizer

@@ -90,6 +90,7 @@ struct FusedOptimizer::StateOutside::Piece {
 
 struct FusedOptimizer::StateOutside::Block {
   const Work* work;
+  bool is_late;
   std::vector<Piece> pieces;
   int64_t bytes;
 };
@@ -257,27 +258,35 @@ at::Tensor FusedOptimizer::StateOutside::lent(const ParameterState& state, std::
 
 // --- the update
 
-// Small parameters share a block.
+// Small parameters that are updated now share a block, and their blocks come first. An update may come late if the
+// update uses nothing of a device or file, and neither reads nor writes what the program sees without an operator: a
+// weight at home throws, and a gradient is only read.
 std::vector<FusedOptimizer::StateOutside::Block> FusedOptimizer::StateOutside::blocks_of(
     const std::vector<Work>& works) const {
+  const auto may_be_late = [this](const Work& work, size_t i) {
+    return !disk_ && !work.states[i]->device.is_cpu() && work.gradients[i].is_cpu() && !work.grad_scale.defined() &&
+           !work.found_inf.defined() && detail::values_at_home(work.parameters[i]).defined();
+  };
   std::vector<Block> blocks;
   for (const Work& work : works) {
     bool is_first = true;
     for (size_t i = 0; i < work.parameters.size(); ++i) {
+      const bool is_late = may_be_late(work, i);
       const ParameterState& state = *work.states[i];
       const int64_t all = work.parameters[i].numel();
       for (int64_t p = 0; p < pieces_in(all, state.piece); ++p) {
         const Piece piece{i, p * state.piece, std::min((p + 1) * state.piece, all)};
         const int64_t bytes = cut_.bytes_of(state, piece.begin, piece.end);
-        if (is_first || blocks.back().bytes + bytes > cut_.slot_bytes) {
-          blocks.push_back({&work, {}, 0});
+        if (is_first || is_late || blocks.back().bytes + bytes > cut_.slot_bytes) {
+          blocks.push_back({&work, is_late, {}, 0});
         }
-        is_first = false;
+        is_first = is_late;
         blocks.back().pieces.push_back(piece);
         blocks.back().bytes += bytes;
       }
     }
   }
+  std::ranges::stable_partition(blocks, [](const Block& one) { return !one.is_late; });
   return blocks;
 }
 
@@ -383,6 +392,7 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
     return at::empty({static_cast<int64_t>(std::min(kInMemory, blocks.size())) * slot},
                      at::TensorOptions(at::kByte).pinned_memory(is_pinned));
   });
+  const auto now = static_cast<size_t>(std::ranges::count_if(blocks, [](const Block& one) { return !one.is_late; }));
   std::vector<detail::StateBlock> stream;
   const auto copies = std::make_shared<std::vector<DeviceCopies>>(blocks.size());
   for (size_t b = 0; b < blocks.size(); ++b) {
@@ -393,10 +403,10 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
          first_values, next.parts, (*copies)[b]);
     std::vector<at::Tensor> pieces = work.parameters;  // parameters may lie in files, too
     pieces.insert(pieces.end(), work.gradients.begin(), work.gradients.end());
-    next.update = [b, copies, first_values = std::move(first_values),
+    next.update = [b, now, copies, first_values = std::move(first_values),
                    write = on_host(is_pinned, [&] { return prepare(work); }), states = work.states, pieces] {
       // The copies to the next block's memory run while this block is updated.
-      for (size_t begun = b == 0 ? 0 : b + 1; begun < std::min(b + 2, copies->size()); ++begun) {
+      for (size_t begun = b == 0 ? 0 : b + 1; begun < std::min(b + 2, now); ++begun) {
         (*copies)[begun].begin();
       }
       (*copies)[b].wait();
@@ -413,6 +423,19 @@ FusedOptimizer::StateOutside::Streamed FusedOptimizer::StateOutside::stream(
       }
       std::for_each(pieces.begin(), pieces.end(), detail::let_go_of_pages);
     };
+    if (blocks[b].is_late) {
+      const size_t i = blocks[b].pieces.front().parameter;
+      if (blocks[b].pieces.front().begin == 0) {
+        const Work& all = *blocks[b].work;
+        std::vector<at::Tensor>& used = result.late.emplace_back().used;
+        used = {all.parameters[i], all.gradients[i]};
+        std::ranges::transform(all.states[i]->tensors, std::back_inserter(used),
+                               [](auto& named) { return named.second; });
+      }
+      result.states.back()->is_fresh = false;  // prepared, and no found_inf
+      result.late.back().updates.push_back(std::move(next.update));
+      stream.pop_back();
+    }
   }
   if (disk_) {
     result.stream = std::make_unique<detail::StateStream>(*disk_, std::move(stream));

@@ -17,6 +17,7 @@
 
 #include "src/core/file_memory.h"
 #include "src/core/spill_disk.h"
+#include "src/memory/late_writes.h"
 #include "src/optim/fused_optimizer_parts.h"
 #include "src/optim/state_stream.h"
 
@@ -35,6 +36,7 @@ class FusedOptimizer::StateOutside {
 
   const StatePlacement& placement() const { return placement_; }
   detail::SpillCalls& calls() const { return calls_; }
+  detail::LateWrites& late() { return late_; }
 
   /// Reserves room in the file for each tensor of `state` that has no room yet and is on the meta device; the tensor
   /// stays on the meta device. Scalars, and without a file all tensors, get no room: place() makes these tensors in the
@@ -67,7 +69,15 @@ class FusedOptimizer::StateOutside {
     std::unique_ptr<detail::StateStream> stream;  // null: no state is in a file
     std::vector<std::function<void()>> updates;   // of the blocks, without a stream
 
-    /// Throws Error if the file fails, and as a copy does. Then some parameters may have been updated.
+    /// The update of a parameter, which may come when somebody uses one of the tensors.
+    struct Late {
+      std::vector<at::Tensor> used;
+      std::vector<std::function<void()>> updates;  // of the blocks
+    };
+    std::vector<Late> late;
+
+    /// Makes all but late updates. Throws Error if the file fails, and as a copy does. Then some parameters may have
+    /// been updated.
     void run();
   };
   /// Allocates the window, page-locked if parameters are on a device, and prepares all blocks by `prepare`, which gets
@@ -105,6 +115,7 @@ class FusedOptimizer::StateOutside {
   detail::SpillCalls& calls_;
   std::optional<detail::SpillDisk> disk_;
   int64_t end_ = 0;
+  detail::LateWrites late_;  // updates of weights that wait for the weights' next users
 };
 
 }  // namespace snug

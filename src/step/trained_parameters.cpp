@@ -350,7 +350,7 @@ void TrainedParameters::gather_gradients() {
   }
 }
 
-// Weights at home are written there, one after the other.
+// Weights at home are written there, one after the other, after late updates of their masters.
 void TrainedParameters::scatter() {
   if (!masters_ || !WeightWindow::exists()) {
     return masters_ ? masters_->scatter() : void();
@@ -362,7 +362,9 @@ void TrainedParameters::scatter() {
   };
   for (size_t i = 0; i < masters_->low().size(); ++i) {
     if (const at::Tensor& low = masters_->low()[i]; is_low(low)) {
-      where_it_is(low).copy_(where_it_is(masters_->parameters()[i]));
+      const at::Tensor& master = masters_->parameters()[i];
+      const auto copy = [low, master, where_it_is] { where_it_is(low).copy_(where_it_is(master)); };
+      has_late_writes(master.storage()) && values_at_home(low).defined() ? late_.add({low, master}, copy) : copy();
       low.unsafeGetTensorImpl()->bump_version();
     }
   }

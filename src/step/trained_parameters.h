@@ -17,6 +17,7 @@
 
 #include "snug/precision.h"
 #include "snug/state.h"
+#include "src/memory/late_writes.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -126,6 +127,7 @@ class TrainedParameters {
   NamedTensors all_, accumulated_;
   std::vector<std::pair<at::Tensor, at::Tensor>> leaves_;
   uint32_t fingerprint_ = 0;
+  LateWrites late_;  // of 16-bit weights, after their masters' updates
 };
 
 }  // namespace snug::detail
