@@ -21,7 +21,7 @@ GUIDE = {
     "Within a budget": ["budget", "plans"],
     "Parts": ["by-hand", "precision", "optimizers", "ranks"],
     "Other languages": ["exported", "c"],
-    "Reference": ["program", "devices", "renamed"],
+    "Reference": ["program", "devices", "open", "renamed"],
 }
 # What pages link to beside pages: shown as it is.
 LINKED = ("bindings", "examples", "python", "script", "include", "src", "program", "tests", "tools", "LICENSE", "requirements.txt", "packages.txt")

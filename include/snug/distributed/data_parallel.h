@@ -162,8 +162,8 @@ struct DataParallelOptions {
   int64_t shard_group = 0;
   /// With weights in shards, the bytes of other ranks' parameters that are in memory at a time, at most all of them. If
   /// the operands of an operator are larger, they are all in memory while the operator runs. 0: twice the largest
-  /// parameter of another rank, and from the first step of a Stepper with a budget on also bytes that the Stepper's plan
-  /// leaves unused.
+  /// parameter of another rank, and from the first step of a Stepper with a budget on also bytes that the Stepper's
+  /// plan leaves unused.
   Bytes window = Bytes(0);
   /// The optimizer that updates the model; needed for shards, and not used otherwise. From here on the optimizer cuts
   /// no parameter of the model.
