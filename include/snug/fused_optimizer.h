@@ -65,6 +65,8 @@ class FusedOptimizer : public torch::optim::Optimizer,
   /// - A full disk leaves everything as before. So does a first read that fails.
   /// - A later read, write or copy that fails leaves a half-made update: step() throws Error, also when called again,
   ///   until load_state_dict() has brought back a state.
+  /// - With StateOnHost, the update of a weight that is on the host comes when the weight is used next. If the update
+  ///   fails, the operator or call that uses the weight throws Error, and the update is half made.
   ///
   /// Throws ConfigError for a window that is too small. Throws Error if the file cannot be made, written or read, and
   /// as an allocation does. After an exception nothing has changed. A relative directory starts at the program's

@@ -86,8 +86,8 @@ struct StepPlan {
   Placement placement = {};     ///< the parts in memory, in files, and on the host
   std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not chosen
   BytesByKind bytes = {};       ///< by kind and place; all 0 if an earlier version of snug made the plan
-  /// Bytes beside `choice.peak_bytes` and `bytes` by which the window of weights was larger in the last step under the
-  /// plan, because the budget had room: weights in files, on the host, or in shards.
+  /// Bytes beside `choice.peak_bytes` and `bytes` by which the window of weights is larger, as planned for the last
+  /// step under the plan, because the budget has room: weights in files, on the host, or in shards.
   int64_t spare_bytes = 0;
   std::optional<ActivationPlan> activations = {};  ///< none: all is kept as in plain training, except in slices
 

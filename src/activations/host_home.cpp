@@ -85,15 +85,19 @@ HostHome::HostHome(std::vector<c10::Storage> storages)
 
 void HostHome::open_window(int64_t bytes) {
   const HomeCopies copies;
+  close_window();
+  window_ = at::empty({bytes}, at::TensorOptions(at::kByte).device(weights_.front().storage.device()));
+  extents_ = SpillExtents(bytes);
+  let_wait(copies_, stream_now(window_.device()));  // earlier users of the memory
+  let_use(window_.storage().data_ptr(), copies_);
+}
+
+void HostHome::close_window() {
   if (window_.defined()) {
     let_wait(stream_now(window_.device()), copies_);  // later users of the memory
   }
   window_ = at::Tensor();
   extents_ = SpillExtents(0);
-  window_ = at::empty({bytes}, at::TensorOptions(at::kByte).device(weights_.front().storage.device()));
-  extents_ = SpillExtents(bytes);
-  let_wait(copies_, stream_now(window_.device()));  // earlier users of the memory
-  let_use(window_.storage().data_ptr(), copies_);
 }
 
 void HostHome::take_out() {

@@ -37,6 +37,8 @@ class HostHome final : public WeightHome {
   /// Allocates the window on the device, in place of an earlier window. All storages must be out. Throws as an
   /// allocation does; then there is no window.
   void open_window(int64_t bytes);
+  /// All storages must be out.
+  void close_window();
   bool has_window() const { return window_.defined(); }
   /// All storages must be out. Makes late writes, and gives all storages memory of their own again. Throws as a write
   /// or an allocation does; then the storages are as before.

@@ -66,9 +66,9 @@ class WeightShards final : public KeptOnRanks {
   /// Bytes of the weights of other ranks, and of the window through which these weights pass.
   int64_t bytes_elsewhere() const;
   int64_t window_bytes() const { return window_ ? window_->bytes() : 0; }
-  /// Makes the window of this rank `bytes` larger than at first, or large enough for all weights of other ranks, and
-  /// returns the bytes. Throws as an allocation does; then the window is as at first. No effect if the constructor got
-  /// a window.
+  /// Makes the window of this rank larger than at first, by at most `bytes`, and by no more than all weights of other
+  /// ranks need; returns by how many bytes. A small change is left out (WeightWindow::should_widen). Throws as an
+  /// allocation does; then the window is as at first. No effect if the constructor got a window.
   int64_t widen(int64_t bytes);
   int64_t spare() const { return spare_; }
   /// Bytes of weights that have come from other ranks, or are on their way, so far.

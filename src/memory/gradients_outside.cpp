@@ -101,10 +101,10 @@ void GradientsOutside::add(Gradient& to, const at::Tensor& parameter) {
     }
     return;
   }
-  const bool is_first = !std::exchange(to.is_there, true);
-  if (is_first && !is_free(to.sum)) {
+  if (!to.is_there && !is_free(to.sum)) {
     to.sum = room_for(to.sum, /*is_on_host=*/true);
   }
+  const bool is_first = !std::exchange(to.is_there, true);
   const bool is_in_order = from.strides() == to.sum.strides() && from.is_non_overlapping_and_dense();
   const auto add_some = [&](at::Tensor sum, const at::Tensor& more) {
     const at::Tensor here = more.to(sum.device());  // the host widens the numbers

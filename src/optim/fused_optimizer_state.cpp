@@ -102,10 +102,29 @@ std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::copy_of_state(
   return state;
 }
 
-std::vector<at::Tensor> FusedOptimizer::state_tensors() const { return detail::tensors_in(state_dict()); }
+// Unlike state_dict(), makes no late updates: the tensors stay the same.
+std::vector<at::Tensor> FusedOptimizer::state_tensors() const {
+  const auto memory = outside_ ? outside_->mapped() : nullptr;
+  std::vector<at::Tensor> tensors;
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& parameter : group.params()) {
+      const auto known = state_.find(parameter.unsafeGetTensorImpl());
+      const auto* state = known == state_.end() ? nullptr : static_cast<const ParameterState*>(known->second.get());
+      if (state != nullptr && !state->is_fresh) {
+        for (const auto& [name, tensor] : state->tensors) {
+          tensors.push_back(StateOutside::lent(*state, name, memory));
+        }
+      }
+    }
+  }
+  return tensors;
+}
 
 void FusedOptimizer::load_state_dict(const StateDict& dict) {
-  outside_ ? outside_->late().make() : void();
+  try {
+    outside_ ? outside_->late().make() : void();
+  } catch (const std::exception&) {  // a half-made update, after which the program loads model and optimizer
+  }
   const at::NoGradGuard no_grad;
   const auto& states = dict.get<StateDict>("state");
   const auto& groups = dict.get<StateDict>("param_groups");

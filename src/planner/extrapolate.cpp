@@ -80,8 +80,18 @@ void limit_times(Profile& profile, const Profile& foreseen) {
   if (!is_alike(profile, foreseen) || !std::ranges::equal(profile.storages, foreseen.storages, same_bytes)) {
     return;
   }
-  const auto limit = [](double& seconds, double of_foreseen) {
-    seconds = seconds > kDisturbed * of_foreseen && of_foreseen > 0 ? of_foreseen : seconds;
+  const auto is_disturbed = [](double seconds, double of_foreseen) {
+    return seconds > kDisturbed * of_foreseen && of_foreseen > 0;
+  };
+  size_t disturbed = 0;
+  for (size_t i = 0; i < profile.operators.size(); ++i) {
+    disturbed += is_disturbed(profile.operators[i].seconds, foreseen.operators[i].seconds) ? 1 : 0;
+  }
+  if (2 * disturbed > profile.operators.size()) {
+    return;
+  }
+  const auto limit = [&](double& seconds, double of_foreseen) {
+    seconds = is_disturbed(seconds, of_foreseen) ? of_foreseen : seconds;
   };
   for (size_t i = 0; i < profile.operators.size(); ++i) {
     limit(profile.operators[i].seconds, foreseen.operators[i].seconds);

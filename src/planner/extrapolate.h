@@ -25,8 +25,9 @@ std::optional<std::vector<int>> same_places(const Profile& from, const Profile& 
 void take_least_times(Profile& profile, const Profile& other);
 
 /// Other work of the machine may make a time many times as long. Where a time of `profile` is more than twice the time
-/// that `foreseen` tells for the same items, the foreseen time takes its place. No effect if operators or bytes of
-/// storages differ, because then the step does other work than foreseen.
+/// that `foreseen` tells for the same items, the foreseen time takes its place. No effect in two cases: operators or
+/// bytes of storages differ, so the step does other work than foreseen; or more than half of the operators take more
+/// than twice as long, so the foreseen times are wrong.
 void limit_times(Profile& profile, const Profile& foreseen);
 
 /// Every number of bytes lies on the line through the two profiles. The line is exact for tensors with at most one

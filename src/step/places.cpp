@@ -268,7 +268,10 @@ void ModelPlace::open_window() {
 void ModelPlace::leave() {
   if (on_host_) {
     window_->let_go();
-    widen(0);
+    if (std::exchange(spare_, 0) > 0) {
+      on_host_->close_window();
+      window_->resize(window_bytes());
+    }
     on_host_->take_back();
   }
   window_.reset();

@@ -163,7 +163,7 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
 }
 
 void StepBudget::check() {
-  narrow_windows();  // an earlier Stepper of the same DataParallel may have left a larger window
+  ranks_.widen_window(0);  // an earlier Stepper of the same DataParallel may have left a larger window
   if (planner_ && (live_bytes(parameters_.device()) > budget_ || model_place_.was_made_outside())) {
     model_place_.put(model_place_.outside());
   }

@@ -123,15 +123,22 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
 }
 
 // To the places of the last plan. Bytes that the plan leaves unused make the window of weights larger, except a little
-// room for predictions that fail.
+// room for predictions that fail. The device may have no room in one piece: then the window stays small.
 void StepPlanner::move_parts(const StepToPlan& step) {
   StepPlan& plan = last_->plan;
-  const int64_t unit = limits_.budget / 64,
-                units = std::max<int64_t>(0, unused(*last_, step)) / std::max<int64_t>(1, unit);
+  const int64_t unit = std::max<int64_t>(1, limits_.budget / 64);
+  const int64_t spare = last_->may_widen ? std::max<int64_t>(0, unused(*last_, step) / unit - 1) * unit : 0;
   stays_ = {.state = std::max(stays_.state, plan.placement.state),
             .model = std::max(stays_.model, plan.placement.model)};
-  plan.spare_bytes = last_->may_widen ? units * unit : 0;  // also if there is no room: see step_down()
-  plan.spare_bytes = step.trial.put(stays_, plan.spare_bytes);
+  try {
+    plan.spare_bytes = step.trial.put(stays_, spare);
+  } catch (const std::exception& error) {
+    if (spare == 0 || !is_out_of_memory(error)) {
+      throw;
+    }
+    last_->may_widen = false;
+    plan.spare_bytes = step.trial.put(stays_);
+  }
 }
 
 // Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits,
@@ -265,7 +272,7 @@ bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const 
   const StepChoice& choice = known.plan.choice;
   const StepTrials& trials = known.trials;
   return known.is_stale ||
-         known.plan.choice.peak_bytes + trials.more_than_before(step) > limits_.budget - trials.counts().left_free ||
+         choice.peak_bytes + trials.more_than_before(step) > limits_.budget - trials.counts().left_free ||
          std::min(choice.items, step.counts.batch) > step.counts.at_most;
 }
 
@@ -407,6 +414,7 @@ bool StepPlanner::step_down(PlanEvent event) {
   if (last_->plan.spare_bytes > 0) {
     last_->plan.spare_bytes = 0;
     last_->may_widen = false;
+    before_->gave_spare_back = true;
     return true;
   }
   if (next_of(last_->state, event) == PlanNext::LeaveMoreFree) {
@@ -425,8 +433,8 @@ bool StepPlanner::step_down(PlanEvent event) {
 }
 
 void StepPlanner::settle(PlanEvent event) {
-  before_.reset();
-  if (last_ == nullptr || last_->is_stale) {
+  const auto before = std::exchange(before_, std::nullopt);
+  if (last_ == nullptr || last_->is_stale || (before && before->gave_spare_back)) {
     return;
   }
   if (event == PlanEvent::MadeByEviction) {

@@ -94,6 +94,7 @@ class StepPlanner {
     Known known;
     StepChoices choices;
     int times_left_free = 0;                // in the step
+    bool gave_spare_back = false;           // the last try ran out of memory with a larger window
     std::optional<int64_t> left_free = {};  // bytes, by the plan that was given up in the step
   };
 

@@ -111,6 +111,13 @@ TEST(LimitTimes, TakesTheForeseenTimeForATimeMoreThanTwiceAsLong) {
   of_other_work.storages[0].bytes += 1;
   limit_times(found, foreseen);
   EXPECT_EQ(found, expected);
+  Profile of_a_slower_step = foreseen;
+  for (Operator& one : of_a_slower_step.operators) {
+    one.seconds *= 3;
+  }
+  const Profile slower = of_a_slower_step;
+  limit_times(of_a_slower_step, foreseen);
+  EXPECT_EQ(of_a_slower_step, slower);
   const Profile before = of_other_work;
   limit_times(of_other_work, foreseen);
   EXPECT_EQ(of_other_work, before);
