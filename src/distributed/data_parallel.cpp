@@ -259,7 +259,8 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
     sent.push_back(tensor);
   }
   if (const int64_t ranks = options_.shard_group;
-      ranks < 0 || (ranks > 0 && (options_.shard == Shard::None || group_->size() % ranks != 0))) {
+      ranks < 0 ||
+      (ranks > 0 && (options_.shard == Shard::None || (group_->size() > 1 && group_->size() % ranks != 0)))) {
     throw ConfigError(fmt::format(
         "DataParallel: shard_group is {}, of {} ranks; give a divisor of that number, with shard, or 0 for one "
         "group of all ranks",
@@ -334,20 +335,26 @@ std::string DataParallel::Impl::explain_shards() const {
   if (!has_shards()) {
     return fmt::format("Each of the {} ranks has all weights and gradients.\n", group_->size());
   }
-  const std::string sent = fmt::format("In a step this rank sends {} of gradients to their owners.\n",
+  const std::string sent = fmt::format("In a step this rank sends {} of gradients to other ranks.\n",
                                        Bytes(shards_ ? shards_->bytes_of_pass() : 0).str());
   const int in_group = owners_->group().size();
   const std::string ranks = in_group == group_->size() ? fmt::format("Each of the {} ranks", in_group)
                                                        : fmt::format("Each of the {} ranks in each of {} groups",
                                                                      in_group, group_->size() / in_group);
   if (!weights_) {
-    const std::string weights = Bytes(owners_->bytes_elsewhere()).str();
+    int64_t updated = 0;  // by other ranks
+    for (const auto& group : options_.optimizer->param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {
+        const bool is_here = owners_->of(parameter) < 0 || owners_->of(parameter) == owners_->group().rank();
+        updated += is_here ? 0 : static_cast<int64_t>(parameter.nbytes());
+      }
+    }
     return fmt::format(
         "{} has all weights, and its share of the gradients and of the optimizer's state. {}An update brings {} of weights "
         "from other ranks.{}\n",
-        ranks, sent, weights,
+        ranks, sent, Bytes(updated).str(),
         can_shard_weights()
-            ? " In shards, if no plan fits otherwise, these would be in no memory of this rank, and would "
+            ? " In shards, if no plan fits otherwise, weights of other ranks would be in no memory of this rank, and would "
               "come for each forward and each backward pass."
             : "");
   }
@@ -731,18 +738,20 @@ std::vector<bool> DataParallel::Impl::used_in_this_pass() const {
   return is_used;
 }
 
-// Sums of an earlier pass stay on rank 0 and become zero on the other ranks, so the next sum counts each earlier sum
-// once. Shards are on one rank already; a mean is multiplied, because the rank's gradient will be divided again.
+// Sums of an earlier pass stay on one rank and become zero on the other ranks, so the next sum counts each earlier sum
+// once. The rank is rank 0, or, with shards, the owner in the first group; a mean of shards is multiplied, because the
+// owner's gradient will be divided again.
 void DataParallel::Impl::leave_sums_to_one_rank() {
+  const bool may_keep = group_->rank() < (shards_ ? owners_->group().size() : 1);
   for (const at::Tensor& parameter : parameters_) {
     const bool is_summed = summed_.erase(parameter.unsafeGetTensorImpl()) > 0;
     if (!is_summed || !parameter.grad().defined()) {
       continue;
     }
-    if (shards_ && divides()) {
-      parameter.grad().detach().mul_(group_->size());
-    } else if (!shards_ && group_->rank() != 0) {
+    if (!may_keep) {
       parameter.grad().detach().zero_();
+    } else if (shards_ && divides()) {
+      parameter.grad().detach().mul_(group_->size());
     }
   }
 }
@@ -946,9 +955,7 @@ const torch::optim::Optimizer* DataParallel::Impl::optimizer_of_shards() const {
 }
 
 void DataParallel::Impl::check_replicas() const {
-  if (weights_ == nullptr) {
-    detail::check_replicas(*group_, all_);
-  }
+  detail::check_replicas(*group_, all_, weights_ ? owners_.get() : nullptr);
 }
 
 DataParallel::DataParallel(const NamedTensors& parameters, const NamedTensors& buffers,

@@ -75,7 +75,9 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   void gather_weights();
   /// With Shard::Auto: whether each rank still has all weights. The ranks shard the weights together.
   /// `are_same`: all ranks have the same weights; otherwise all ranks get rank 0's.
-  bool can_shard_weights() const { return options_.shard == Shard::Auto && weights_ == nullptr && group_->size() > 1; }
+  bool can_shard_weights() const {
+    return options_.shard == Shard::Auto && weights_ == nullptr && owners_->group().size() > 1;
+  }
   void shard_weights(bool are_same);
   /// Null: each rank has all weights.
   detail::WeightShards* weight_shards() const { return weights_.get(); }

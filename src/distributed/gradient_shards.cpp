@@ -139,6 +139,10 @@ c10::intrusive_ptr<c10d::Work> GradientShards::receive_from(int rank, const at::
 }
 
 // All memory is allocated before the first element is sent.
+//
+// A rank that waits for room inside backward must not wait for a rank that waits for an operation of the model, such as
+// SyncBatchNorm's. So the owners of a parameter in all groups count the same bytes, although the first group's owner
+// receives a part less: owners wait for room at the same parameter.
 void GradientShards::start(size_t index) {
   const at::NoGradGuard no_grad;
   const at::Tensor& parameter = parameters_[index];
@@ -165,14 +169,14 @@ void GradientShards::start(size_t index) {
   const int64_t elements = sent.gradient.numel();
   sent.flat = is_dense ? memory_of(sent.gradient, 0, elements) : sent.gradient.view({elements});
   const auto of_element = static_cast<int64_t>(sent.flat.element_size());
-  sent.chunk = std::clamp(at_once_ / of_element / std::max(1, group_size_ - (groups_ > 1 ? 0 : 1)), int64_t{1},
+  const int most = group_size_ - (groups_ > 1 ? 0 : 1);  // parts that an owner of any group receives
+  sent.chunk = std::clamp(at_once_ / of_element / std::max(1, most), int64_t{1},
                           std::max<int64_t>(1, elements));  // the same on all ranks
-  const int64_t others = is_own(index) ? static_cast<int64_t>(ranks.size()) - 1 : 0;
-  sent.bytes = (elements + others * sent.chunk) * of_element;
+  sent.bytes = (elements + (is_own(index) ? most : 0) * sent.chunk) * of_element;
   while (!on_their_way_.empty() && bytes_on_their_way_ + sent.bytes > at_once_) {
     finish_first();
   }
-  for (int64_t i = 0; i < others; ++i) {
+  for (size_t i = 1; i < ranks.size() && is_own(index); ++i) {
     sent.arrived.push_back(at::empty({sent.chunk}, sent.flat.options()));
   }
   if (divisor_ > 1) {

@@ -54,8 +54,10 @@ class Heartbeat::State {
 
   void begin_operation() { ++operations_; }
 
-  Missing missing_ranks() {
+  Missing missing_ranks(int number, int size) {
     std::unique_lock lock(mutex_);
+    first_ = rank_ - number;
+    end_ = first_ + size;
     has_looked_ = false;
     is_asked_ = true;
     changed_.notify_all();
@@ -107,7 +109,7 @@ class Heartbeat::State {
   std::string find_behind(int64_t begun) {
     const std::vector<int64_t> operations = read(operations_of);
     std::vector<int> behind;
-    for (int rank = 0; rank < size_; ++rank) {
+    for (int rank = first_; rank < end_; ++rank) {
       if (operations[static_cast<size_t>(rank)] < begun) {
         behind.push_back(rank);
       }
@@ -145,6 +147,7 @@ class Heartbeat::State {
   bool is_asked_ = false;
   bool has_looked_ = false;
   std::string lost_, behind_;
+  std::atomic<int> first_ = 0, end_ = 0;  // of missing_ranks()
   std::atomic<int64_t> operations_ = 0;
 };
 
@@ -155,6 +158,6 @@ Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, 
 
 Heartbeat::~Heartbeat() { state_->end(); }
 void Heartbeat::begin_operation() { state_->begin_operation(); }
-Heartbeat::Missing Heartbeat::missing_ranks() { return state_->missing_ranks(); }
+Heartbeat::Missing Heartbeat::missing_ranks(int number, int size) { return state_->missing_ranks(number, size); }
 
 }  // namespace snug::detail

@@ -30,8 +30,9 @@ class Heartbeat final {
     std::string lost;    ///< gone or stopped, as found out by this rank or earlier by another rank
     std::string behind;  ///< alive, with fewer operations begun than this rank
   };
-  /// Call missing_ranks() when an operation has failed. The call lasts for several beats.
-  Missing missing_ranks();
+  /// Call missing_ranks() when an operation of `size` consecutive ranks has failed, of which this rank is number
+  /// `number`, from 0: only these ranks may be behind. The call lasts for several beats.
+  Missing missing_ranks(int number, int size);
 
  private:
   class State;

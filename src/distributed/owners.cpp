@@ -29,9 +29,6 @@ Owners::Owners(const DataParallel::NamedTensors& parameters, std::shared_ptr<Pro
       owner_of[piece.parameter] = piece.rank;
     }
   }
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes_elsewhere_ += owner_of[i] != group_->rank() ? bytes[i] : 0;
-  }
   for (const auto& [name, parameter] : parameters) {
     owners_.emplace(parameter.unsafeGetTensorImpl(), owner_of[numbers.at(parameter.storage().unsafeGetStorageImpl())]);
   }

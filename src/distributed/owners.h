@@ -34,19 +34,15 @@ class Owners final {
     return found != owners_.end() ? found->second : -1;
   }
 
-  /// Bytes of parameters that other ranks of group() keep.
-  int64_t bytes_elsewhere() const { return bytes_elsewhere_; }
-
   /// Called on every rank before the ranks agree to write their parameters.
   std::function<void()> before_writing = {};
-  /// Called on every rank when this rank has written its parameters. Returns when all ranks have written theirs. Empty:
-  /// the optimizer sends the parameters to all ranks.
+  /// Called on every rank when this rank has written its parameters. Returns when all ranks of group() have written
+  /// theirs. Empty: the optimizer sends the parameters to all ranks of group().
   std::function<void()> written = {};
 
  private:
   std::shared_ptr<ProcessGroup> group_;
   std::unordered_map<const c10::TensorImpl*, int> owners_;
-  int64_t bytes_elsewhere_ = 0;
 };
 
 }  // namespace snug::detail

@@ -234,7 +234,8 @@ void connect(ProcessGroup::Impl& impl, const detail::LaunchPlace& place, bool is
 }  // namespace
 
 void ProcessGroup::Impl::fail(std::string_view operation, const std::exception& error) const {
-  const auto [lost, behind] = heartbeat ? heartbeat->missing_ranks() : detail::Heartbeat::Missing();
+  const auto [lost, behind] =
+      heartbeat ? heartbeat->missing_ranks(group->getRank(), group->getSize()) : detail::Heartbeat::Missing();
   throw DistributedError(fmt::format(
       "ProcessGroup.{}: failed on {}: {}; {}", operation, who, detail::first_line(error),
       !lost.empty() ? fmt::format("rank {} has died, hangs or cannot be reached: see what it wrote last", lost)

@@ -159,8 +159,9 @@ void RankedStep::make_all_fit(Bytes budget, const std::function<int64_t()>& live
           "Stepper: {} of tensors are alive on rank {} outside of the step, more than the memory budget {}, the "
           "smallest of all ranks; give a larger budget, or {}",
           Bytes(all[i]).str(), i / 2, budget.str(),
-          has_weight_shards() ? "start more ranks, each of which keeps less of the weights"
-                              : "keep the weights in shards (DataParallelOptions::shard, on CPUs only)"));
+          has_weight_shards()
+              ? "start more ranks in a group of shards, each of which keeps less of the weights"
+              : "keep the weights in shards of several ranks (DataParallelOptions::shard and shard_group, on CPUs only)"));
     }
   }
 }

@@ -9,7 +9,7 @@
 
 namespace snug::detail {
 
-/// The texts of all ranks. Called on all ranks.
+/// The texts of all ranks. Called on all ranks, and not in a rehearsal.
 std::vector<std::string> texts_of_all_ranks(ProcessGroup& group, const std::string& text);
 
 /// Throws ConfigError in the name of `where`, on all ranks alike, naming the first of `options` (as text), `parameters`

@@ -4,6 +4,7 @@
 #include <array>
 #include <exception>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -267,15 +268,17 @@ void ShardedOptimizer::Impl::gather() const {
 
 // `ranks`: consecutive ranks of `group`. `are_whole`: pieces of parameters that stay whole, or the other pieces.
 void ShardedOptimizer::Impl::broadcast_pieces(ProcessGroup& ranks, bool are_whole) const {
-  const int first = group->rank() - ranks.rank();
-  for (int rank = 0; ranks.size() > 1 && rank < ranks.size(); ++rank) {
-    std::vector<at::Tensor> theirs;
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      if (pieces[i].rank == first + rank && are_whole == (owner_of(parameters[pieces[i].parameter]) >= 0)) {
-        theirs.push_back(views[i]);
-      }
+  std::map<int, std::vector<at::Tensor>> of_ranks;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const int rank = pieces[i].rank - (group->rank() - ranks.rank());
+    if (rank >= 0 && rank < ranks.size() && are_whole == (owner_of(parameters[pieces[i].parameter]) >= 0)) {
+      of_ranks[rank].push_back(views[i]);
     }
-    ranks.broadcast(theirs, rank);
+  }
+  for (const auto& [rank, theirs] : of_ranks) {
+    if (ranks.size() > 1) {
+      ranks.broadcast(theirs, rank);
+    }
   }
 }
 

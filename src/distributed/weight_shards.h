@@ -54,8 +54,8 @@ class WeightShards final : public KeptOnRanks {
 
   /// Called on all ranks before any rank writes weights: no weight is on its way to this rank when the call returns.
   void finish_reading();
-  /// Called on all ranks when this rank has written its weights. When the call returns, all ranks have written, and
-  /// this rank has none of the old values.
+  /// Called on all ranks when this rank has written its weights. When the call returns, all ranks of the group have
+  /// written, and this rank has none of the old values.
   void written();
   /// All weights come back into the memory of all ranks, and stay. Called on all ranks, before the end. Throws on all
   /// ranks, and changes nothing, if a rank has no memory for all weights.

@@ -107,9 +107,10 @@ void check_planning(const torch::nn::Module& model, const StepperOptions& option
 
 void check_budget(Bytes budget, c10::Device device) {
   if (const Bytes live = live_bytes(device); live > budget) {
-    throw BudgetExceeded(
-        fmt::format("Stepper: {} of tensors are alive outside of the step, more than the memory budget {}", live.str(),
-                    budget.str()));
+    throw BudgetExceeded(fmt::format(
+        "Stepper: {} of tensors are alive outside of the step, more than the memory budget {}; give a larger "
+        "budget, or release some of them before the step",
+        live.str(), budget.str()));
   }
   try {
     const MemoryLimit can_be_set(device, budget);

@@ -19,9 +19,9 @@
 //   takes back other changes of the step (note_effects), and the step can be repeated. Without a plan, other changes
 //   stay.
 // - At the border, ranks agree that no rank has failed (StepRanks::confirm_writing), and the journal ends.
-// - After the border, nothing is put back. Updates of weights on the host may come later still (memory/late_writes.h).
-// snug's optimizers allocate all memory before they call the border
-//   (UpdateAware::before_writing). An optimizer of unknown needs updates without the limit instead.
+// - After the border, nothing is put back. snug's optimizers allocate all memory before they call the border
+//   (UpdateAware::before_writing). An optimizer of unknown needs updates without the limit instead. Updates of weights
+//   on the host may come later still (memory/late_writes.h).
 
 #include "snug/stepper.h"
 

@@ -26,6 +26,7 @@
 #include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
 #include "snug/distributed/sharded_optimizer.h"
+#include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory.h"
 #include "snug/safetensors.h"
 #include "snug/sgd.h"
@@ -271,6 +272,24 @@ TEST(ShardedWeights, AreInNoMemoryOfOtherRanksOutsideOfOperators) {
         EXPECT_THAT(error_of<c10::Error>([&] { item.value().data_ptr<float>(); }), HasSubstr("on another rank"));
       }
     }
+    group->barrier();
+  });
+}
+
+TEST(ShardedWeights, AreComparedBetweenGroups) {
+  on_ranks(4, [] {
+    const auto group = init_process_group(quick());
+    OddRun run(group, {.shard = Shard::Weights, .shard_group = 2});
+    run.train(1);
+    run.ddp->check_replicas();
+    if (group->rank() >= 2 && is_here(run.model->transposed)) {
+      *run.model->transposed.data_ptr<float>() += 1;
+    }
+    EXPECT_THAT(
+        error_of<DistributedError>([&] { run.ddp->check_replicas(); }),
+        ::testing::AnyOf(
+            HasSubstr("parameter 'transposed' is not the same on all ranks: rank 2 has other values than rank 0"),
+            HasSubstr("parameter 'transposed' is not the same on all ranks: rank 3 has other values than rank 1")));
     group->barrier();
   });
 }
@@ -572,24 +591,66 @@ TEST(ShardedGradients, AreOnOneRankEach) {
   });
 }
 
-TEST(ShardedGradients, CountASumOnceThatALaterPassAddsTo) {
-  on_ranks(3, [] {
+void expect_a_sum_to_count_once(int ranks, int shard_group) {
+  on_ranks(ranks, [=] {
     const auto group = init_process_group(quick());
     for (const auto reduction : {Reduction::Mean, Reduction::Sum}) {
       OddRun plain(group, {.reduction = reduction});
-      OddRun sharded(group, {.reduction = reduction, .shard = Shard::Gradients});
+      OddRun sharded(group, {.reduction = reduction, .shard = Shard::Gradients, .shard_group = shard_group});
       for (OddRun* run : {&plain, &sharded}) {
         run->backward(1, true);
         run->backward(2, true);
       }
-      for (size_t i = 0; i < plain.model->parameters().size(); ++i) {
-        if (const auto gradient = sharded.model->parameters()[i].grad(); gradient.defined()) {
-          EXPECT_TRUE(torch::allclose(gradient, plain.model->parameters()[i].grad(), 1e-4, 1e-6));
-        }
+      for (const auto& item : sharded.model->named_parameters()) {
+        const auto gradient = item.value().grad(), expected = plain.model->named_parameters()[item.key()].grad();
+        auto holders = torch::full({1}, gradient.defined() ? 1 : 0, torch::kLong);
+        group->all_reduce(holders);
+        const int groups = shard_group == 0 ? 1 : ranks / shard_group;
+        EXPECT_EQ(holders.item<int64_t>(), expected.defined() ? groups : 0) << item.key();
+        EXPECT_TRUE(!gradient.defined() || torch::allclose(gradient, expected, 1e-4, 1e-6)) << item.key();
       }
     }
   });
 }
+
+TEST(ShardedGradients, CountASumOnceThatALaterPassAddsTo) { expect_a_sum_to_count_once(3, 0); }
+TEST(ShardedGradients, CountASumOnceThatALaterPassAddsToInTwoGroups) { expect_a_sum_to_count_once(4, 2); }
+TEST(ShardedGradients, CountASumOnceThatALaterPassAddsToInThreeGroups) { expect_a_sum_to_count_once(6, 2); }
+
+// A layer's gradient has 16 KiB. In backward each rank waits for the statistics of all ranks, and has room for few
+// gradients on their way. A rank that waited for gradients of a rank that waits for statistics would wait until the
+// timeout.
+void expect_the_bits_with_sync_batch_norm(int ranks, int shard_group) {
+  on_ranks(ranks, [=] {
+    const auto group = init_process_group(quick());
+    const auto train = [&](DataParallelOptions options) {
+      torch::manual_seed(1);
+      torch::nn::Sequential model;
+      for (int i = 0; i < 4; ++i) {
+        model->push_back(torch::nn::Linear(torch::nn::LinearOptions(64, 64).bias(false)));
+        model->push_back(SyncBatchNorm(torch::nn::BatchNormOptions(64), group));
+      }
+      ShardedOptimizer optimizer(model->parameters(), group, kAdamW);
+      options.optimizer = options.shard == Shard::None ? nullptr : &optimizer;
+      DataParallel ddp(model, group, options);
+      for (int step = 0; step < 3; ++step) {
+        torch::manual_seed(static_cast<uint64_t>(10 * step + group->rank()));
+        const auto items = torch::randn({5, 64});
+        optimizer.zero_grad();
+        ddp.forward([&] { return model->forward(items).sin().sum(); }).backward();
+        optimizer.step();
+      }
+      return clones_of(model->parameters());
+    };
+    const auto expected = train({.hook = kInOrderOfRanks});
+    EXPECT_TRUE(
+        same_bits(train({.bucket = Bytes(52 << 10), .shard = Shard::Gradients, .shard_group = shard_group}), expected));
+  });
+}
+
+TEST(ShardedGradients, GiveTheSameBitsWithSyncBatchNorm) { expect_the_bits_with_sync_batch_norm(2, 0); }
+TEST(ShardedGradients, GiveTheSameBitsWithSyncBatchNormInGroupsOfOne) { expect_the_bits_with_sync_batch_norm(2, 1); }
+TEST(ShardedGradients, GiveTheSameBitsWithSyncBatchNormInTwoGroups) { expect_the_bits_with_sync_batch_norm(4, 2); }
 
 int64_t peak_of_backward(torch::nn::Sequential& model, DataParallel& ddp) {
   torch::Tensor loss = ddp.forward([&] { return model->forward(torch::ones({2, 256})).square().sum(); });
@@ -979,7 +1040,8 @@ TEST(ShardedWeights, TellAMeterTheBytesInMemory) {
 
 TEST(Shards, AreNotMentionedInAGroupOfOne) {
   const auto group = init_process_group({.rank = 0, .size = 1});
-  WideRun run(group, Shard::Auto, {.budget = {.memory = Bytes(live_bytes(torch::kCPU).count() + (16 << 20))}});
+  WideRun run(group, Shard::Auto, {.budget = {.memory = Bytes(live_bytes(torch::kCPU).count() + (16 << 20))}},
+              /*frozen=*/0, /*shard_group=*/2);
   run.step(0);
   EXPECT_THAT(run.stepper->plan()->explain(), ::testing::Not(HasSubstr("ranks")));
 }

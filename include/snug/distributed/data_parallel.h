@@ -157,8 +157,8 @@ struct DataParallelOptions {
   Shard shard = Shard::None;
   /// With shard: the ranks that share the model out among themselves, such as the ranks of one machine. Ranks
   /// 0 to shard_group - 1 are the first such group, and so on; each group has all of the model. Weights and updates are
-  /// sent within a group, and sums of gradients go from group to group. Divides the number of ranks. 0: all ranks are
-  /// one group.
+  /// sent within a group, and sums of gradients go from group to group. Divides the number of ranks; no effect on one
+  /// rank. 0: all ranks are one group.
   int64_t shard_group = 0;
   /// With weights in shards, the bytes of other ranks' parameters that are in memory at a time, at most all of them. If
   /// the operands of an operator are larger, they are all in memory while the operator runs. 0: twice the largest
@@ -237,7 +237,7 @@ class DataParallel final : public detail::TrainingRanks {
   /// those of snug::clip_grad_norm_ for the same gradients in one process.
   at::Tensor clip_grad_norm_(double max_norm);
 
-  /// Bytes of gradients that this rank has handed to all-reduce, or sent to their owners, so far.
+  /// Bytes of gradients that this rank has handed to all-reduce, or sent to other ranks, so far.
   int64_t bytes_reduced() const;
   /// Bytes of weights in shards that have come to this rank, or are on their way, so far.
   int64_t weight_bytes_received() const;
@@ -246,7 +246,8 @@ class DataParallel final : public detail::TrainingRanks {
   /// Compares checksums of the parameters over all ranks. All ranks must call check_replicas(). Throws
   /// DistributedError, on every rank, if a parameter is not the same on all ranks; the message names the first
   /// different parameter and a rank whose value differs. Causes are memory errors, or a write that not all ranks made.
-  /// No effect with weights in shards, of which each is on one rank.
+  /// With weights in shards, the owners of a parameter in the groups of shards compare; one group has nothing to
+  /// compare.
   void check_replicas() const;
 
   /// Ends weights in shards: all ranks get all weights, and training goes on as with Shard::Gradients. All ranks must
