@@ -385,7 +385,7 @@ std::string trained_bits(uint64_t seed, const testing::Kind& kind, bool is_outsi
     EXPECT_EQ(place.place(), Place::Host);
   }
   std::string bits;
-  std::vector<Tensor> state;  // as of the last state_dict(), with the values of now
+  std::vector<Tensor> state;  // with the values of now
   std::minstd_rand random(static_cast<unsigned>(seed) + 1);
   for (int step = 0; step < 5; ++step) {
     parameters.drop_gradients();
@@ -404,7 +404,7 @@ std::string trained_bits(uint64_t seed, const testing::Kind& kind, bool is_outsi
         break;
       case 1:
         state = optimizer->state_tensors();
-        bits += bits_of(state);
+        bits += bits_of(clones_of(state));
         break;
       case 2:
         some.detach().mul_(0.5);
