@@ -25,6 +25,7 @@
 #include "src/step/places.h"
 #include "src/step/trained_parameters.h"
 #include "tests/accelerator/planned_on_device.h"
+#include "tests/step/random_training.h"
 #include "tests/support/model_on_device.h"
 #include "tests/support/optimizer_kinds.h"
 #include "tests/support/small_models.h"
@@ -351,17 +352,6 @@ TEST_F(LateUpdate, NeverComesAfterTheEndOfTheOptimizer) {
 
 // --- any model, optimizer and order of calls
 
-class InFileFrom {
- public:
-  explicit InFileFrom(size_t bytes) : before_(detail::set_in_file_from(bytes)) {}
-  ~InFileFrom() { detail::set_in_file_from(before_); }
-  InFileFrom(const InFileFrom&) = delete;
-  InFileFrom& operator=(const InFileFrom&) = delete;
-
- private:
-  size_t before_;
-};
-
 testing::RandomModel model_of(uint64_t seed, const testing::Kind& kind) {
   testing::RandomModel model = testing::model_on_device(seed);
   model.module->to(kind.dtype);
@@ -426,7 +416,7 @@ std::string trained_bits(uint64_t seed, const testing::Kind& kind, bool is_outsi
 }
 
 TEST_F(LateUpdate, HasTheBitsOfAnUpdateAtOnceInRandomModels) {
-  const InFileFrom small(256);
+  const testing::random_training::InFileFrom small(256);
   const std::vector<testing::Kind> kinds = testing::kinds();
   std::map<torch::ScalarType, int> trained;
   for (uint64_t seed = 0; seed < 80; ++seed) {

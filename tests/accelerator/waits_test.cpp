@@ -1,6 +1,7 @@
 // Whether the host waits for the device in a step, and how many operators a step queues beside the model's.
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -163,17 +164,21 @@ TEST(Waits, ThereIsNoneForTheStatisticsOfSyncBatchNorm) {
   EXPECT_THROW(norm->forward(leaf({0, 3, 5, 5})), ConfigError) << "no values on any rank";
 }
 
+// A step of a model of so many layers.
+std::function<Tensor()> step_of(int layers) {
+  torch::nn::Sequential model;
+  for (int i = 0; i < layers; ++i) {
+    model->push_back(torch::nn::Linear(8, 8));
+    model->push_back(torch::nn::GELU());
+  }
+  testing::move_to(*model, accelerator());
+  return [model, x = torch::randn({512, 8}, accelerator())]() mutable { return model->forward(x).square().sum(); };
+}
+
 TEST(Waits, TheCheckOfAPlanHasAsManyForManyLayersAsForFew) {
   SNUG_SKIP_UNLESS_SIMULATED();
   const auto waits_for = [](int layers) {
-    torch::nn::Sequential model;
-    for (int i = 0; i < layers; ++i) {
-      model->push_back(torch::nn::Linear(8, 8));
-      model->push_back(torch::nn::GELU());
-    }
-    testing::move_to(*model, accelerator());
-    const Tensor x = torch::randn({512, 8}, accelerator());
-    const auto step = [&] { return model->forward(x).square().sum(); };
+    const auto step = step_of(layers);
     const plan::Profile profile = detail::profile_step(step);
     const int64_t before = sim_device::host_reads();
     const ActivationPlan plan = detail::plan_activations(profile, step, testing::smallest_feasible(profile));
@@ -192,14 +197,7 @@ TEST(Waits, TheCheckOfAPlanHashesNoTensorThatThePlanKeeps) {
     return std::lround((sim_device::virtual_seconds() - began) / sim_device::kOperatorSeconds);
   };
   const auto operators_of_the_check = [&](int layers) {
-    torch::nn::Sequential model;
-    for (int i = 0; i < layers; ++i) {
-      model->push_back(torch::nn::Linear(8, 8));
-      model->push_back(torch::nn::GELU());
-    }
-    testing::move_to(*model, accelerator());
-    const Tensor x = torch::randn({512, 8}, accelerator());
-    const auto step = [&] { return model->forward(x).square().sum(); };
+    const auto step = step_of(layers);
     const plan::Profile profile = detail::profile_step(step);
     const auto all = operators_of([&] { detail::plan_activations(profile, step, Bytes::unlimited()); });
     return all - operators_of([&] { step().backward(); });

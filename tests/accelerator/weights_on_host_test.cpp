@@ -409,6 +409,15 @@ bool is_outside(const PlannedTraining& training) {
   return training.stepper.plan()->placement == Placement{.state = Place::Host, .model = Place::Host};
 }
 
+// Returns the predicted peak, with the larger window.
+int64_t expect_as_predicted(const PlannedTraining& run, const StepResult& result) {
+  const int64_t predicted = run.stepper.plan()->choice.peak_bytes + run.stepper.plan()->spare_bytes;
+  EXPECT_LE(result.peak_bytes, predicted);
+  EXPECT_GE(result.peak_bytes, predicted - kSmallThings);
+  EXPECT_EQ(result.step_downs, 0);
+  return predicted;
+}
+
 TEST_F(WeightsOnHost, LetAModelTrainThatIsLargerThanTheBudget) {
   const Batch batch = device_batch(16);
   const std::string expected = plain_training(batch, 5);
@@ -420,10 +429,7 @@ TEST_F(WeightsOnHost, LetAModelTrainThatIsLargerThanTheBudget) {
     PlannedTraining run(options(budget), layers());
     for (int step = 0; step < 5; ++step) {
       const StepResult result = run.step(batch);
-      const int64_t predicted = run.stepper.plan()->choice.peak_bytes + run.stepper.plan()->spare_bytes;
-      EXPECT_LE(result.peak_bytes, predicted);
-      EXPECT_GE(result.peak_bytes, predicted - kSmallThings);
-      EXPECT_EQ(result.step_downs, 0);
+      expect_as_predicted(run, result);
       EXPECT_TRUE(run.model->parameters()[0].grad().is_cpu());
     }
     EXPECT_LE(live() - before, 3 * kWeight + run.stepper.plan()->spare_bytes) << "the window, and small weights";
@@ -540,11 +546,7 @@ TEST_F(WeightsOnHost, StayInAWindowAsLargeAsTheBudgetAllows) {
     PlannedTraining run(options(budget), layers());
     for (int step = 0; step < 5; ++step) {
       const StepResult result = run.step(batch);
-      const int64_t predicted = run.stepper.plan()->choice.peak_bytes + run.stepper.plan()->spare_bytes;
-      EXPECT_LE(result.peak_bytes, predicted);
-      EXPECT_GE(result.peak_bytes, predicted - kSmallThings);
-      EXPECT_LE(predicted, budget.count());
-      EXPECT_EQ(result.step_downs, 0);
+      EXPECT_LE(expect_as_predicted(run, result), budget.count());
     }
     ASSERT_TRUE(is_outside(run));
     EXPECT_TRUE(bits_of(run.state()) == expected);
